@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Rotary position embedding over half-split pairs (j, j + HD/2). Two rounded products and one rounded sum: a fused
+// multiply-add would be faster and give other bits.
+#include "cpu/unit/backend.h"
+#include "math/elementary.h"
+
+namespace mjl::cpu::MJL_UNIT {
+
+void CpuBackend::rotary_table(Heads heads, Tensor cos, Tensor sin) {
+  using A = Arith<true>;
+  const int64_t half = heads.head_dim / 2;
+  parallel(cos.rows, [&](int64_t t, int) {
+    for (int64_t i = 0; i < half; i += kLanes) {
+      const int lanes = int(smaller(kLanes, half - i));
+      const Floats exponent = A::div(lanes_from(float(2 * i), 2.0f), A::value(float(heads.head_dim)));
+      const Floats frequency = A::div(A::value(1.0f), math::pow<A>(A::value(10000.0f), exponent));
+      Floats s, c;
+      math::sincos<A>(A::mul(A::value(float(t)), frequency), s, c);
+      A::store(cos.data + t * half + i, c, lanes);
+      A::store(sin.data + t * half + i, s, lanes);
+    }
+  });
+}
+
+// In place, on `x` of `heads` heads.
+void CpuBackend::rotate(Tokens tokens, Heads shape, Tensor x, int64_t heads, Tensor cos, Tensor sin, bool backward) {
+  using A = Arith<true>;
+  const int64_t half = shape.head_dim / 2;
+  const int64_t rows_a_task = larger(1, 4096 / x.cols);
+  parallel(ceil_div(x.rows, rows_a_task), [&](int64_t task, int) {
+    const int64_t end = smaller((task + 1) * rows_a_task, x.rows);
+    for (int64_t row = task * rows_a_task; row < end; ++row) {
+      const int64_t t = row % tokens.length;
+      for (int64_t h = 0; h < heads; ++h) {
+        float* const low = x.data + row * x.cols + h * shape.head_dim;
+        float* const high = low + half;
+        for (int64_t i = 0; i < half; i += kLanes) {
+          const int lanes = int(smaller(kLanes, half - i));
+          const Floats c = A::load(cos.data + t * half + i, lanes), s = A::load(sin.data + t * half + i, lanes);
+          const Floats a = A::load(low + i, lanes), b = A::load(high + i, lanes);
+          const Floats as = A::mul(a, s), bs = A::mul(b, s);
+          A::store(low + i, A::add(A::mul(a, c), backward ? bs : A::negate(bs)), lanes);
+          A::store(high + i, A::add(A::mul(b, c), backward ? A::negate(as) : as), lanes);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace mjl::cpu::MJL_UNIT
