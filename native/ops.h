@@ -83,7 +83,8 @@ struct Outcome {
 
 struct DeviceFacts {
   int32_t vendor = 0, device = 0, threads = 0;
-  uint64_t memory_bytes = 0;
+  uint64_t memory_bytes = 0;             // of the device, in all
+  uint64_t attention_scratch_bytes = 0;  // for tiles of scores, once scratch is bound
   char name[96] = {};
   char unit[32] = {};
 };

@@ -69,8 +69,7 @@ Session::Session(std::unique_ptr<Backend> backend, const Shape& shape, const Ada
 
   model_.shape = shape;
   const uint64_t planned = plan(model_, nullptr);
-  scratch_bytes_ = backend_->scratch_bytes(shape);
-  memory_bytes_ = planned + scratch_bytes_;
+  memory_bytes_ = planned + backend_->scratch_bytes(shape);
   const DeviceFacts facts = backend_->facts();
   const std::string needs = "this shape needs " + std::to_string(memory_bytes_) + " bytes on " + facts.name;
   if (memory_bytes_ > facts.memory_bytes)
@@ -118,12 +117,12 @@ void Session::finish(const char* what) {
            std::string(what) + ": a NaN or infinity in " + fault_text(faults) + "; nothing was changed");
 }
 
-void Session::check_ids(const int32_t* ids, int64_t rows, int64_t length, int64_t stride,
-                        const int32_t* lengths) const {
+// ids_, [rows, length].
+void Session::check_ids(int64_t rows, int64_t length, const int32_t* lengths) const {
   const int64_t V = model_.shape.V;
   for (int64_t b = 0; b < rows; ++b)
     for (int64_t t = 0; t < (lengths ? lengths[b] : length); ++t)
-      if (const int32_t id = ids[b * stride + t]; id < 0 || id >= V)
+      if (const int32_t id = ids_[size_t(b * length + t)]; id < 0 || id >= V)
         refuse(MJL_ERROR_ARGUMENT,
                "ids[" + text(b) + ", " + text(t) + "] is " + text(id) + "; ids must be from 0 to " + text(V - 1));
 }
@@ -135,8 +134,9 @@ void Session::upload_batch(const int32_t* ids, uint64_t count) {
   if (count != expected)
     refuse(MJL_ERROR_ARGUMENT,
            "ids has " + std::to_string(count) + " elements; batch * (length + 1) = " + std::to_string(expected));
-  check_ids(ids, s.B, s.L + 1, s.L + 1, nullptr);
-  backend_->upload(model_.ids, ids, count * sizeof *ids);
+  ids_.assign(ids, ids + count);
+  check_ids(s.B, s.L + 1, nullptr);
+  backend_->upload(model_.ids, ids_.data(), count * sizeof *ids);
 }
 
 mjl_step_result Session::step(const int32_t* ids, uint64_t count) {
@@ -166,28 +166,32 @@ float Session::evaluate(const int32_t* ids, uint64_t count) {
   return outcome.loss;
 }
 
-void Session::check_request(const int32_t* ids, int64_t rows, int64_t length, const int32_t* lengths) const {
+// Takes a copy of the request into ids_ and lengths_ and checks it; returns the copied lengths, or null.
+const int32_t* Session::take_request(const int32_t* ids, int64_t rows, int64_t length, const int32_t* lengths) {
   if (ids == nullptr) refuse(MJL_ERROR_ARGUMENT, "ids is NULL");
   if (rows < 1) refuse(MJL_ERROR_ARGUMENT, "rows is " + text(rows) + "; it must be at least 1");
   if (length < 1 || length > model_.shape.L)
     refuse(MJL_ERROR_ARGUMENT, "length is " + text(length) + "; it must be from 1 to " + text(model_.shape.L));
-  for (int64_t b = 0; lengths != nullptr && b < rows; ++b)
-    if (lengths[b] < 1 || lengths[b] > length)
+  ids_.assign(ids, ids + rows * length);
+  lengths_.assign(lengths, lengths + (lengths ? rows : 0));
+  for (size_t b = 0; b < lengths_.size(); ++b)
+    if (lengths_[b] < 1 || lengths_[b] > length)
       refuse(MJL_ERROR_ARGUMENT,
-             "lengths[" + text(b) + "] is " + text(lengths[b]) + "; it must be from 1 to " + text(length));
-  check_ids(ids, rows, length, length, lengths);
+             "lengths[" + std::to_string(b) + "] is " + text(lengths_[b]) + "; it must be from 1 to " + text(length));
+  const int32_t* const taken = lengths ? lengths_.data() : nullptr;
+  check_ids(rows, length, taken);
+  return taken;
 }
 
-// Runs the forward pass over as many rows at a time as a training batch has room for: use(first row, rows of the
-// block). The ids of the block, and then its lengths, lie where a training batch has its ids: B (L + 1) >= rows *
-// length + rows whenever rows <= B.
+// Runs the forward pass over as many rows at a time as fit where a training batch has its ids, B * (L + 1) of them: the
+// ids of the block and then its lengths. They are never more tokens than a training batch has. use(first row, rows).
 template <class Use>
-void Session::for_row_blocks(const int32_t* ids, int64_t rows, int64_t length, const int32_t* lengths, Use&& use) {
-  const int64_t block = std::min(rows, model_.shape.B);
+void Session::for_row_blocks(int64_t rows, int64_t length, const int32_t* lengths, Use&& use) {
+  const int64_t block = std::min(rows, model_.shape.B * (model_.shape.L + 1) / (length + 1));
   for (int64_t first = 0; first < rows; first += block) {
     const int64_t count = std::min(block, rows - first);
     int32_t* const block_lengths = lengths ? model_.ids + count * length : nullptr;
-    backend_->upload(model_.ids, ids + first * length, uint64_t(count * length) * sizeof *ids);
+    backend_->upload(model_.ids, ids_.data() + first * length, uint64_t(count * length) * sizeof(int32_t));
     if (lengths) backend_->upload(block_lengths, lengths + first, uint64_t(count) * sizeof *lengths);
     forward(*backend_, model_, {model_.ids, length, count, length, block_lengths});
     use(first, count);
@@ -198,7 +202,7 @@ void Session::logits(const int32_t* ids, int64_t rows, int64_t length, const int
                      uint64_t count) {
   const auto lock = enter();
   const int64_t V = model_.shape.V, D = model_.shape.D;
-  check_request(ids, rows, length, lengths);
+  lengths = take_request(ids, rows, length, lengths);
   if (out == nullptr) refuse(MJL_ERROR_ARGUMENT, "out_logits is NULL");
   if (count != uint64_t(rows) * uint64_t(length) * uint64_t(V))
     refuse(MJL_ERROR_ARGUMENT, "out_count is " + std::to_string(count) + "; rows * length * vocab_size = " +
@@ -206,7 +210,7 @@ void Session::logits(const int32_t* ids, int64_t rows, int64_t length, const int
   // Between steps the state that the next update will write is free; it has room for several tokens' logits.
   const Tensor room = model_.next().weights.flat;
   const int64_t tokens_at_once = std::max<int64_t>(1, room.size() / V);
-  for_row_blocks(ids, rows, length, lengths, [&](int64_t first, int64_t block) {
+  for_row_blocks(rows, length, lengths, [&](int64_t first, int64_t block) {
     for (int64_t token = 0; token < block * length; token += tokens_at_once) {
       const int64_t tokens = std::min(tokens_at_once, block * length - token);
       backend_->logits({model_.x_out.data + token * D, tokens, D}, model_.now().weights.lm_head,
@@ -228,12 +232,12 @@ void Session::logits(const int32_t* ids, int64_t rows, int64_t length, const int
 void Session::next_tokens(const int32_t* ids, int64_t rows, int64_t length, const int32_t* lengths, int32_t* out) {
   const auto lock = enter();
   const int64_t V = model_.shape.V, D = model_.shape.D;
-  check_request(ids, rows, length, lengths);
+  lengths = take_request(ids, rows, length, lengths);
   if (out == nullptr) refuse(MJL_ERROR_ARGUMENT, "out_tokens is NULL");
   const Tensor room = model_.next().weights.flat;
   std::vector<int32_t> found(static_cast<size_t>(rows));
   std::vector<float> row(static_cast<size_t>(V));
-  for_row_blocks(ids, rows, length, lengths, [&](int64_t first, int64_t block) {
+  for_row_blocks(rows, length, lengths, [&](int64_t first, int64_t block) {
     for (int64_t b = 0; b < block; ++b) {
       const int64_t last = b * length + (lengths ? lengths[first + b] : length) - 1;
       backend_->logits({model_.x_out.data + last * D, 1, D}, model_.now().weights.lm_head, {room.data, 1, V});
@@ -306,7 +310,7 @@ mjl_session_info Session::describe() {
   info.memory_bytes = memory_bytes_;
   for (const LayerActivations& a : model_.layers)
     info.attention_bytes += uint64_t(a.score_max.size() + a.denominator.size()) * sizeof(float);
-  info.scratch_bytes = scratch_bytes_;
+  info.scratch_bytes = facts.attention_scratch_bytes;
   std::memcpy(info.device_name, facts.name, sizeof info.device_name);
   std::memcpy(info.vector_unit, facts.unit, sizeof info.vector_unit);
   return info;

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "model/model.h"
 #include "mojolearn.h"
@@ -50,25 +51,25 @@ class Session {
 
  private:
   std::unique_lock<std::mutex> enter();
-  void check_ids(const int32_t* ids, int64_t rows, int64_t length, int64_t stride, const int32_t* lengths) const;
+  void check_ids(int64_t rows, int64_t length, const int32_t* lengths) const;
   void upload_batch(const int32_t* ids, uint64_t count);
   void upload_state(int which, const HostState& state);
   void finish(const char* what);
   Outcome settle();
-  void check_request(const int32_t* ids, int64_t rows, int64_t length, const int32_t* lengths) const;
+  const int32_t* take_request(const int32_t* ids, int64_t rows, int64_t length, const int32_t* lengths);
   template <class Use>
-  void for_row_blocks(const int32_t* ids, int64_t rows, int64_t length, const int32_t* lengths, Use&& use);
+  void for_row_blocks(int64_t rows, int64_t length, const int32_t* lengths, Use&& use);
 
   std::unique_ptr<Backend> backend_;
   Model model_;
   AdamW adamw_;
   void* memory_ = nullptr;
   uint64_t memory_bytes_ = 0;
-  uint64_t scratch_bytes_ = 0;
   int64_t completed_steps_ = 0;
   bool has_gradients_ = false;
   pid_t process_;
-  std::mutex mutex_;  // calls queue
+  std::vector<int32_t> ids_, lengths_;  // copies of the caller's, who may be writing to his
+  std::mutex mutex_;                    // calls queue
 };
 
 }  // namespace mjl

@@ -53,6 +53,7 @@ void CpuBackend::bind_scratch(void* scratch, const Shape& shape) {
   shared_ = take(shared_floats_ = p.shared);
   thread_floats_ = p.thread;
   thread_ = take(p.thread * pool_.threads());
+  attention_scratch_bytes_ = sizeof(float) * uint64_t(attention_thread_floats(shape.L, shape.HD) * pool_.threads());
   logits_ = take(p.logits);
   row_loss_ = take(p.row_loss);
   bounded_ = take(p.bounded);
@@ -78,6 +79,7 @@ DeviceFacts CpuBackend::facts() const {
   DeviceFacts facts;
   describe_processor(facts);
   facts.threads = pool_.threads();
+  facts.attention_scratch_bytes = attention_scratch_bytes_;
   __builtin_strcpy(facts.unit, MJL_NAME(MJL_UNIT));
   return facts;
 }

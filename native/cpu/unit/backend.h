@@ -88,6 +88,7 @@ class CpuBackend final : public Backend {
   float* logits_ = nullptr;    // [V, M], or [V, kHeadPanel] for the chunked head: a column a token
   float* row_loss_ = nullptr;  // [M]
   float* bounded_ = nullptr;   // [rows, H] attention.cpp
+  uint64_t attention_scratch_bytes_ = 0;
   float loss_ = 0.0f;
   uint32_t faults_ = 0;
 };
