@@ -102,10 +102,10 @@ void Pool::work(int thread) {
   }
 }
 
-void Pool::run(int64_t count, Body body, void* context) {
+void Pool::run(int64_t count, int64_t cycles, Body body, void* context) {
   if (count <= 0 || cancelled()) return;
   poll();
-  if (workers_ == 0 || count == 1) {
+  if (workers_ == 0 || count == 1 || !worth_sharing(cycles)) {
     for (int64_t task = 0; task < count && !cancelled(); ++task) {
       body(context, task, 0);
       poll();

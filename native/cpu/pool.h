@@ -26,9 +26,14 @@ class Pool {
   bool start(int threads, Poll poll, void* poll_context);
   int threads() const { return workers_ + 1; }
 
-  // Runs body(context, task, thread) for every task in [0, count) and returns when all are done. Polls now and then
+  // Whether work of so many cycles is worth waking others for: handing it over costs about a microsecond, and what they
+  // write must come back from their caches.
+  static bool worth_sharing(int64_t cycles) { return cycles >= 200'000; }
+
+  // Runs body(context, task, thread) for every task in [0, count) and returns when all are done; alone if the `cycles`
+  // of all tasks together are too few to share. Polls now and then
   // from the calling thread; once cancelled, this and later loops skip their tasks until clear_cancelled().
-  void run(int64_t count, Body body, void* context);
+  void run(int64_t count, int64_t cycles, Body body, void* context);
 
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
   // Also restarts the clock after which the next poll is due.

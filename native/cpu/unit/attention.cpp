@@ -88,8 +88,6 @@ MJL_INLINE Floats hide(Floats x, Ints visible) {
   return A::select(visible, x, Floats{});
 }
 
-MJL_INLINE Ints lane_numbers() { return __builtin_convertvector(lanes_from(0.0f, 1.0f), Ints); }
-
 // Writes a column block back to rows: to[lane][d] = from[d][lane].
 void spread(const float* from, int64_t lanes, int64_t depth, float* to, int64_t stride) {
   for (int64_t i = 0; i < lanes; ++i)
@@ -101,6 +99,11 @@ MJL_INLINE int64_t length_of(const Tokens& tokens, int64_t row) {
 }
 
 MJL_INLINE float inverse_root(int64_t n) { return Arith<true>::rsqrt(broadcast(float(n)))[0]; }
+
+// What a pass with so many products over all pairs of a query and a key it may see costs, roughly.
+MJL_INLINE int64_t cycles(const Tokens& tokens, const Heads& heads, int64_t products) {
+  return tokens.count() * tokens.length * heads.n_heads * (products * heads.head_dim / 2 + 20) / (2 * kLanes);
+}
 
 // One piece of a thread's scratch after another.
 struct Columns {
@@ -119,16 +122,20 @@ int64_t attention_thread_floats(int64_t length, int64_t head_dim) { return (2 * 
 // bounded_[row, h] = 1 if no score of the head can come near the largest float: |q| |k| HD < 2^126, else 0.
 void CpuBackend::find_bounded(Tokens tokens, Heads heads, Tensor q, Tensor k) {
   const int64_t L = tokens.length, H = heads.n_heads, HD = heads.head_dim, group = H / heads.n_kv;
-  parallel(tokens.batch * H, [&](int64_t task, int) {
+  parallel(tokens.batch * H, (q.size() + group * k.size()) / kLanes, [&](int64_t task, int) {
     const int64_t b = task / H, h = task % H, length = length_of(tokens, b);
     const auto largest = [&](const Tensor& t, int64_t head) {
-      float result = 0.0f;
-      for (int64_t i = 0; i < length; ++i)
-        for (int64_t d = 0; d < HD; ++d) {
-          const float magnitude = __builtin_fabsf(t.data[(b * L + i) * t.cols + head * HD + d]);
-          result = magnitude > result ? magnitude : result;
-        }
-      return double(result);
+      Floats result = {};
+      for (int64_t i = 0; i < length; ++i) {
+        const float* const row = t.data + (b * L + i) * t.cols + head * HD;
+        for_lanes(0, HD, [&](int64_t d, int lanes) {
+          const Floats x = lanes == kLanes ? raw_load(row + d) : raw_load(row + d, lanes);
+          result = Arith<false>::max((Floats)((Ints)x & INT32_MAX), result);
+        });
+      }
+      double found = 0;
+      for (int i = 0; i < kLanes; ++i) found = double(result[i]) > found ? double(result[i]) : found;
+      return found;
     };
     bounded_[task] = largest(q, h) * largest(k, h / group) * double(HD) < 0x1p126 ? 1.0f : 0.0f;
   });
@@ -141,7 +148,7 @@ void CpuBackend::attention(Tokens tokens, Heads heads, Tensor q, Tensor k, Tenso
   const float root = inverse_root(HD);
   find_bounded(tokens, heads, q, k);
   // The longest blocks first: they end last.
-  parallel(tokens.batch * H * blocks, [&](int64_t task, int thread) {
+  parallel(tokens.batch * H * blocks, cycles(tokens, heads, 2), [&](int64_t task, int thread) {
     const int64_t block = blocks - 1 - task / (tokens.batch * H), b = task / H % tokens.batch, h = task % H;
     const int64_t length = length_of(tokens, b), first = block * kLanes, count = smaller(kLanes, length - first);
     const int64_t row = b * L + first;
@@ -154,7 +161,7 @@ void CpuBackend::attention(Tokens tokens, Heads heads, Tensor q, Tensor k, Tenso
     float* const queries = space.take(HD);
     float* const weights = space.take(length);
     float* const out = space.take(HD);
-    pack(q.data + row * q.cols + h * HD, q.cols, 1, count, HD, kLanes, queries);
+    pack<kLanes>(q.data + row * q.cols + h * HD, q.cols, 1, count, HD, queries);
     const float* const keys = k.data + b * L * KD + h / group * HD;
     const float* const values = v.data + b * L * KD + h / group * HD;
     const Ints query = lane_numbers() + int32_t(first);
@@ -222,7 +229,7 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
   };
 
   // d_q and zz, a block of queries at a time.
-  parallel(tokens.batch * H * blocks, [&](int64_t task, int thread) {
+  parallel(tokens.batch * H * blocks, cycles(tokens, heads, 3), [&](int64_t task, int thread) {
     const int64_t block = blocks - 1 - task / (tokens.batch * H), b = task / H % tokens.batch, h = task % H;
     const int64_t first = block * kLanes, count = smaller(kLanes, L - first), row = b * L + first;
     Columns space = {of_thread(thread)};
@@ -232,8 +239,8 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
     float* const slopes = space.take(L);
     float* const out = space.take(HD);
     float* const sums = space.take(1);
-    pack(q.data + row * D + h * HD, D, 1, count, HD, kLanes, queries);
-    pack(d_context.data + row * D + h * HD, D, 1, count, HD, kLanes, contexts);
+    pack<kLanes>(q.data + row * D + h * HD, D, 1, count, HD, queries);
+    pack<kLanes>(d_context.data + row * D + h * HD, D, 1, count, HD, contexts);
     const float* const keys = k.data + b * L * KD + h / group * HD;
     const float* const values = v.data + b * L * KD + h / group * HD;
     const Ints query = lane_numbers() + int32_t(first);
@@ -270,7 +277,7 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
   });
 
   // d_k and d_v, a block of keys at a time: heads of the group ascending, queries ascending.
-  parallel(tokens.batch * KV * blocks, [&](int64_t task, int thread) {
+  parallel(tokens.batch * KV * blocks, cycles(tokens, heads, 4), [&](int64_t task, int thread) {
     const int64_t block = task / (tokens.batch * KV), b = task / KV % tokens.batch, kv = task % KV;
     const int64_t first = block * kLanes, count = smaller(kLanes, L - first), row = b * L + first;
     Columns space = {of_thread(thread)};
@@ -280,8 +287,8 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
     float* const slopes = space.take(L);
     float* const out_k = space.take(HD);
     float* const out_v = space.take(HD);
-    pack(k.data + row * KD + kv * HD, KD, 1, count, HD, kLanes, keys);
-    pack(v.data + row * KD + kv * HD, KD, 1, count, HD, kLanes, values);
+    pack<kLanes>(k.data + row * KD + kv * HD, KD, 1, count, HD, keys);
+    pack<kLanes>(v.data + row * KD + kv * HD, KD, 1, count, HD, values);
     const Ints key = lane_numbers() + int32_t(first);
     bool bounded = true;
     for (int64_t h = kv * group; h < (kv + 1) * group; ++h) bounded = bounded && bounded_[b * H + h] != 0.0f;

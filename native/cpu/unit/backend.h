@@ -65,11 +65,12 @@ class CpuBackend final : public Backend {
   }
 
  private:
-  // body(task, thread) for every task, on all threads.
+  // body(task, thread) for every task, on all threads; `cycles`: what all tasks together cost, roughly.
   template <class Body>
-  void parallel(int64_t tasks, Body&& body) {
+  void parallel(int64_t tasks, int64_t cycles, Body&& body) {
     pool_.run(
-        tasks, [](void* context, int64_t task, int thread) { (*static_cast<Body*>(context))(task, thread); }, &body);
+        tasks, cycles, [](void* context, int64_t task, int thread) { (*static_cast<Body*>(context))(task, thread); },
+        &body);
   }
   float* of_thread(int thread) const { return thread_ + thread * thread_floats_; }
   void fault(uint32_t faults) {

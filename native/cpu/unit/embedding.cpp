@@ -14,8 +14,8 @@ MJL_INLINE int64_t id_at(const Tokens& tokens, int64_t position) {
 
 void CpuBackend::embed(Tokens tokens, Tensor table, Tensor x) {
   using A = Arith<true>;
-  const int64_t D = x.cols, rows_a_task = larger(1, 4096 / D);
-  parallel(ceil_div(x.rows, rows_a_task), [&](int64_t task, int) {
+  const int64_t D = x.cols, rows_a_task = larger(1, 1024 / D);
+  parallel(ceil_div(x.rows, rows_a_task), x.size() / 4, [&](int64_t task, int) {
     for (int64_t row = task * rows_a_task; row < smaller((task + 1) * rows_a_task, x.rows); ++row) {
       const int64_t id = id_at(tokens, row);
       for (int64_t d = 0; d < D; d += kLanes) {
@@ -30,7 +30,7 @@ void CpuBackend::embed(Tokens tokens, Tensor table, Tensor x) {
 void CpuBackend::embed_backward(Tokens tokens, Tensor d_x, Tensor d_table) {
   using A = Arith<true>;
   const int64_t D = d_x.cols, width = larger(kLanes, round_up(ceil_div(D, pool_.threads()), kLanes));
-  parallel(ceil_div(D, width), [&](int64_t task, int) {
+  parallel(ceil_div(D, width), (d_x.size() + d_table.size()) / 4, [&](int64_t task, int) {
     const int64_t begin = task * width, end = smaller(begin + width, D);
     for (int64_t id = 0; id < d_table.rows; ++id)
       for (int64_t d = begin; d < end; ++d) d_table.data[id * D + d] = 0.0f;

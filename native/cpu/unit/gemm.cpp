@@ -32,10 +32,10 @@ Blocking blocking_of(int64_t k, Contraction rule) {
   return {leaf, leaves * leaf};
 }
 
-// kTileRows times kPanel sums over `depth` k. a: [depth, kTileRows], b: [depth, kPanel], both packed.
+// kTileRows times kPanel sums over `depth` k. Element (r, k) of a is a[r * a_row + k * a_step]; b: [depth, kPanel], packed.
 template <class A>
-MJL_INLINE void tile(const float* __restrict a, const float* __restrict b, int64_t depth, int64_t leaf,
-                     const float* start, float* __restrict out) {
+MJL_INLINE void tile(const float* __restrict a, int64_t a_row, int64_t a_step, const float* __restrict b, int64_t depth,
+                     int64_t leaf, const float* start, float* __restrict out) {
   Floats stack[kBlockLevels][kTileRows][2];
   for (int64_t n = 0;; ++n) {
     const int64_t length = smaller(leaf, depth);
@@ -45,11 +45,11 @@ MJL_INLINE void tile(const float* __restrict a, const float* __restrict b, int64
       sum[r][0] = start ? raw_load(start + r * kPanel) : Floats{};
       sum[r][1] = start ? raw_load(start + r * kPanel + kLanes) : Floats{};
     }
-    for (int64_t k = 0; k < length; ++k, a += kTileRows, b += kPanel) {
+    for (int64_t k = 0; k < length; ++k, a += a_step, b += kPanel) {
       const Floats b0 = A::load(b), b1 = A::load(b + kLanes);
 #pragma GCC unroll 16
       for (int r = 0; r < kTileRows; ++r) {
-        const Floats ar = A::value(a[r]);
+        const Floats ar = A::value(a[r * a_row]);
         sum[r][0] = A::fma(ar, b0, sum[r][0]);
         sum[r][1] = A::fma(ar, b1, sum[r][1]);
       }
@@ -117,10 +117,12 @@ void compute(const Product& p, const Part& part, int64_t task, float* space) {
       for (int64_t k = 0; k < term.k; k += blocking.depth, ++block) {
         const int64_t depth = smaller(blocking.depth, term.k - k);
         const bool last = k + depth == term.k;
-        for (int64_t i = 0; i < tiles; ++i)
-          pack(term.a.data + (row + i * kTileRows) * term.a.row_stride + k * term.a.col_stride, term.a.row_stride,
-               term.a.col_stride, smaller(kTileRows, rows - i * kTileRows), depth, kTileRows,
-               left + i * kTileRows * depth);
+        // Rows that are contiguous in k are read where they are; others, and a last tile that is not full, are packed.
+        const float* const a = term.a.data + row * term.a.row_stride + k * term.a.col_stride;
+        const int64_t in_place = term.a.col_stride == 1 ? rows / kTileRows : 0;
+        for (int64_t i = in_place; i < tiles; ++i)
+          pack<kTileRows>(a + i * kTileRows * term.a.row_stride, term.a.row_stride, term.a.col_stride,
+                          smaller(kTileRows, rows - i * kTileRows), depth, left + i * kTileRows * depth);
         for (int64_t panel = group; panel < group_end; ++panel) {
           const float* const right = part.packed + (panel * part.depth + term_offset + k) * kPanel;
           const int64_t first_tile = (panel - group) * tiles;
@@ -133,9 +135,15 @@ void compute(const Product& p, const Part& part, int64_t task, float* space) {
           const bool resumed = chain && (block > 0 || p.resume);
           exact([&](auto arithmetic) {
             using A = decltype(arithmetic);
-            for (int64_t i = 0; i < tiles; ++i)
-              tile<A>(left + i * kTileRows * depth, right, depth, blocking.leaf,
-                      resumed ? partial(partials, 0, group_tiles, first_tile + i) : nullptr, results + i * kTile);
+            const auto start = [&](int64_t i) {
+              return resumed ? partial(partials, 0, group_tiles, first_tile + i) : nullptr;
+            };
+            for (int64_t i = 0; i < in_place; ++i)
+              tile<A>(a + i * kTileRows * term.a.row_stride, term.a.row_stride, 1, right, depth, blocking.leaf,
+                      start(i), results + i * kTile);
+            for (int64_t i = in_place; i < tiles; ++i)
+              tile<A>(left + i * kTileRows * depth, 1, kTileRows, right, depth, blocking.leaf, start(i),
+                      results + i * kTile);
           });
           // The block's sums join those of earlier blocks, or are final.
           using A = Arith<true>;
@@ -175,21 +183,6 @@ void compute(const Product& p, const Part& part, int64_t task, float* space) {
 
 }  // namespace
 
-void pack(const float* from, int64_t stride_i, int64_t stride_k, int64_t count, int64_t depth, int64_t width,
-          float* to) {
-  if (count == width && stride_i == 1) {
-    for (int64_t k = 0; k < depth; ++k, from += stride_k, to += width)
-      for (int64_t i = 0; i < width; ++i) to[i] = from[i];
-    return;
-  }
-  for (int64_t i = 0; i < width; ++i) {
-    if (i < count)
-      for (int64_t k = 0; k < depth; ++k) to[k * width + i] = from[i * stride_i + k * stride_k];
-    else
-      for (int64_t k = 0; k < depth; ++k) to[k * width + i] = 0.0f;
-  }
-}
-
 int64_t gemm_shared_floats(int64_t longest_terms) { return larger(kSharedFloats, longest_terms * kPanel); }
 
 int64_t gemm_thread_floats(int64_t k) {
@@ -198,7 +191,11 @@ int64_t gemm_thread_floats(int64_t k) {
 }
 
 void multiply(const GemmSpace& space, const Product* products, int count) {
-  const int64_t threads = space.pool.threads();
+  int64_t cycles = 0;
+  for (int i = 0; i < count; ++i)
+    for (int t = 0; t < products[i].term_count; ++t)  // a panel is two vectors, of which a cycle does two
+      cycles += ceil_div(products[i].n, kPanel) * products[i].terms[t].k * products[i].m;
+  const int64_t threads = Pool::worth_sharing(cycles) ? space.pool.threads() : 1;
   Part parts[4];
   int product = 0;
   int64_t panel = 0;  // of `product`, the first not yet done
@@ -239,13 +236,14 @@ void multiply(const GemmSpace& space, const Product* products, int count) {
       float* to = parts[i].packed + task * parts[i].depth * kPanel;
       for (int t = 0; t < p.term_count; ++t) {
         const Term& term = p.terms[t];
-        pack(term.b.data + column * term.b.col_stride, term.b.col_stride, term.b.row_stride,
-             smaller(kPanel, p.n - column), term.k, kPanel, to);
+        pack<kPanel>(term.b.data + column * term.b.col_stride, term.b.col_stride, term.b.row_stride,
+                     smaller(kPanel, p.n - column), term.k, to);
         to += term.k * kPanel;
       }
     };
     space.pool.run(
-        slice_panels, [](void* f, int64_t task, int) { (*static_cast<decltype(pack_panel)*>(f))(task); }, &pack_panel);
+        slice_panels, used / 4, [](void* f, int64_t task, int) { (*static_cast<decltype(pack_panel)*>(f))(task); },
+        &pack_panel);
 
     auto compute_task = [&](int64_t task, int thread) {
       int i = parts_count - 1;
@@ -254,7 +252,8 @@ void multiply(const GemmSpace& space, const Product* products, int count) {
               space.thread + thread * space.thread_floats);
     };
     space.pool.run(
-        tasks, [](void* f, int64_t task, int thread) { (*static_cast<decltype(compute_task)*>(f))(task, thread); },
+        tasks, cycles,
+        [](void* f, int64_t task, int thread) { (*static_cast<decltype(compute_task)*>(f))(task, thread); },
         &compute_task);
     if (space.pool.cancelled()) return;
   }

@@ -52,9 +52,33 @@ void multiply(const GemmSpace& space, const Product* products, int count);
 int64_t gemm_shared_floats(int64_t longest_terms);
 int64_t gemm_thread_floats(int64_t k);
 
-// to[k][width] = from[i * stride_i + k * stride_k] for i < count, zeros for count <= i < width.
-void pack(const float* from, int64_t stride_i, int64_t stride_k, int64_t count, int64_t depth, int64_t width,
-          float* to);
+// to[k][kWidth] = from[i * stride_i + k * stride_k] for i < count, zeros for count <= i < kWidth.
+template <int64_t kWidth>
+void pack(const float* from, int64_t stride_i, int64_t stride_k, int64_t count, int64_t depth, float* to) {
+  if (stride_i == 1 && count == kWidth) {
+    for (int64_t k = 0; k < depth; ++k, from += stride_k, to += kWidth)
+      __builtin_memcpy(to, from, kWidth * sizeof(float));
+    return;
+  }
+  if constexpr (kWidth % kLanes == 0) {
+    if (stride_k == 1) {  // a square of kLanes at a time
+      for (int64_t first = 0; first < kWidth; first += kLanes)
+        for (int64_t k = 0; k < depth; k += kLanes) {
+          const int64_t rest = smaller(kLanes, depth - k);
+          Floats square[kLanes];
+          for (int i = 0; i < kLanes; ++i) {
+            const float* const row = from + (first + i) * stride_i + k;
+            square[i] = first + i >= count ? Floats{} : rest == kLanes ? raw_load(row) : raw_load(row, int(rest));
+          }
+          transpose(square);
+          for (int64_t i = 0; i < rest; ++i) raw_store(to + (k + i) * kWidth + first, square[i]);
+        }
+      return;
+    }
+  }
+  for (int64_t i = 0; i < kWidth; ++i)
+    for (int64_t k = 0; k < depth; ++k) to[k * kWidth + i] = i < count ? from[i * stride_i + k * stride_k] : 0.0f;
+}
 
 // The leaf length of a contraction over k.
 MJL_INLINE int64_t leaf_length(int64_t k) {

@@ -6,6 +6,11 @@
 #include "math/elementary.h"
 
 namespace mjl::cpu::MJL_UNIT {
+namespace {
+
+constexpr int64_t kRun = 32;  // vocabulary entries whose gradients are computed before any replaces its logit
+
+}  // namespace
 
 // Logits, row losses and, where asked, dlogits (in place of the logits) of tokens [first, first + rows).
 void CpuBackend::head_panel(Tokens tokens, Tensor x, Tensor lm_head, Contraction rule, int64_t first, int64_t rows,
@@ -15,11 +20,11 @@ void CpuBackend::head_panel(Tokens tokens, Tensor x, Tensor lm_head, Contraction
   const Product product = {V,     rows,   {{plain(lm_head), transposed(x_rows), D}}, 1, Contraction::leaf_tree, nullptr,
                            false, logits_};
   multiply(&product, 1);
-  parallel(ceil_div(rows, kLanes), [&](int64_t task, int) {
+  parallel(ceil_div(rows, kLanes), 4 * rows * V, [&](int64_t task, int thread) {
     const int64_t i = task * kLanes;
     const int lanes = int(smaller(kLanes, rows - i));
     float* const column = logits_ + i;
-    int32_t target[kLanes];
+    Ints target = {};
     for (int lane = 0; lane < lanes; ++lane) {
       const int64_t token = first + i + lane;
       target[lane] = tokens.ids[token / tokens.length * tokens.stride + token % tokens.length + 1];
@@ -32,42 +37,51 @@ void CpuBackend::head_panel(Tokens tokens, Tensor x, Tensor lm_head, Contraction
       m = Arith<true>::max(m, logit);
     }
     if (any(bad)) fault(kFaultLogits);
-    float target_shifted[kLanes] = {}, denominators[kLanes];
-    for (int lane = 0; lane < lanes; ++lane)
-      target_shifted[lane] = Arith<true>::add(broadcast(column[target[lane] * rows + lane]), -broadcast(m[lane]))[0];
+    float* const target_logit = of_thread(thread);  // [kLanes], like the next two
+    float* const losses = target_logit + kLanes;
+    float* const denominators = losses + kLanes;
+    float* const gradients = denominators + kLanes;  // [kRun][kLanes]
+    for (int lane = 0; lane < lanes; ++lane) target_logit[lane] = column[target[lane] * rows + lane];
 
-    // Not through exact(): the exponentials replace the logits.
-    using A = Arith<true>;
-    const auto exponential = [&](int64_t v) {
-      const Floats e = math::exp<A>(A::add(raw_load(column + v * rows, lanes), A::negate(m)));
-      raw_store(column + v * rows, e, lanes);
-      return e;
-    };
-    Floats den = {};
-    if (rule == Contraction::chain)
-      for (int64_t v = 0; v < V; ++v) den = A::add(den, exponential(v));
-    else
-      den = sum_with_ones<A>(V, exponential);
-    raw_store(denominators, den);
-    const Floats row_loss = A::negate(A::add(raw_load(target_shifted), A::negate(math::log<A>(den))));
-    raw_store(row_loss_ + first + i, row_loss, lanes);
+    exact([&](auto arithmetic) {
+      using A = decltype(arithmetic);
+      const Floats shift = A::negate(m);
+      const auto exponential = [&](int64_t v) {
+        return math::exp<A>(A::add(raw_load(column + v * rows, lanes), shift));
+      };
+      Floats den = {};
+      if (rule == Contraction::chain)
+        for (int64_t v = 0; v < V; ++v) den = A::add(den, exponential(v));
+      else
+        den = sum_with_ones<A>(V, exponential);
+      const Floats target_shifted = A::add(raw_load(target_logit, lanes), shift);
+      A::store(losses, A::negate(A::add(target_shifted, A::negate(math::log<A>(den)))));
+      A::store(denominators, den);
+    });
+    raw_store(row_loss_ + first + i, raw_load(losses), lanes);
     if (!gradient) return;
 
-    const Floats count = A::value(float(tokens.count()));
-    for (int lane = 0; lane < lanes; ++lane) {
-      float* const e = column + target[lane] * rows + lane;
-      target_shifted[lane] =
-          A::div(A::add(A::div(broadcast(*e), broadcast(denominators[lane])), broadcast(-1.0f)), count)[0];
+    // The gradient replaces the logits, a few rows at a time: exact() may have to compute them twice.
+    const Floats den = raw_load(denominators);
+    for (int64_t v = 0; v < V; v += kRun) {
+      const int64_t end = smaller(v + kRun, V);
+      exact([&](auto arithmetic) {
+        using A = decltype(arithmetic);
+        const Floats count = A::value(float(tokens.count())), shift = A::negate(m);
+        for (int64_t u = v; u < end; ++u) {
+          const Floats e = math::exp<A>(A::add(raw_load(column + u * rows, lanes), shift));
+          const Floats hit = A::select(target == int32_t(u), A::value(-1.0f), Floats{});
+          A::store(gradients + (u - v) * kLanes, A::div(A::add(A::div(e, den), hit), count));
+        }
+      });
+      for (int64_t u = v; u < end; ++u) raw_store(column + u * rows, raw_load(gradients + (u - v) * kLanes), lanes);
     }
-    for (int64_t v = 0; v < V; ++v)
-      raw_store(column + v * rows, A::div(A::div(raw_load(column + v * rows, lanes), den), count), lanes);
-    for (int lane = 0; lane < lanes; ++lane) column[target[lane] * rows + lane] = target_shifted[lane];
   });
 }
 
 // loss_ from the row losses.
 void CpuBackend::sum_losses(int64_t count, Contraction rule) {
-  parallel(1, [&](int64_t, int) {
+  parallel(1, count, [&](int64_t, int) {
     using A = Arith<true>;
     Floats sum;
     if (rule == Contraction::chain) {

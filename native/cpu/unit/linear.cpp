@@ -21,11 +21,9 @@ Product weight_gradient(Tensor d_y, Tensor x, Tensor d_w) {
 // body(arithmetic, offset, lanes) over the vectors of one chunk.
 template <class Body>
 MJL_INLINE void chunk(int64_t task, int64_t size, Body&& body) {
-  const int64_t begin = task * kChunk, end = smaller(begin + kChunk, size);
   exact([&](auto arithmetic) {
-    int64_t i = begin;
-    for (; i + kLanes <= end; i += kLanes) body(arithmetic, i, kLanes);
-    if (i < end) body(arithmetic, i, int(end - i));
+    for_lanes(task * kChunk, smaller((task + 1) * kChunk, size),
+              [&](int64_t i, int lanes) { body(arithmetic, i, lanes); });
   });
 }
 
@@ -47,7 +45,7 @@ void CpuBackend::project_residual(Tensor x, Tensor w, Tensor residual, Tensor ou
 }
 
 void CpuBackend::silu_product(Tensor gate, Tensor up, Tensor gated) {
-  parallel(ceil_div(gate.size(), kChunk), [&](int64_t task, int) {
+  parallel(ceil_div(gate.size(), kChunk), 3 * gate.size(), [&](int64_t task, int) {
     chunk(task, gate.size(), [&](auto arithmetic, int64_t i, int lanes) {
       using A = decltype(arithmetic);
       const Floats g = A::load(gate.data + i, lanes);
@@ -58,7 +56,7 @@ void CpuBackend::silu_product(Tensor gate, Tensor up, Tensor gated) {
 }
 
 void CpuBackend::silu_product_backward(Tensor d_gated, Tensor gate, Tensor up, Tensor d_gate, Tensor d_up) {
-  parallel(ceil_div(gate.size(), kChunk), [&](int64_t task, int) {
+  parallel(ceil_div(gate.size(), kChunk), 3 * gate.size(), [&](int64_t task, int) {
     chunk(task, gate.size(), [&](auto arithmetic, int64_t i, int lanes) {
       using A = decltype(arithmetic);
       const Floats g = A::load(gate.data + i, lanes), one = A::value(1.0f), dg = A::load(d_gated.data + i, lanes);

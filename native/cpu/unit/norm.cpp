@@ -5,26 +5,14 @@
 #include "cpu/unit/backend.h"
 
 namespace mjl::cpu::MJL_UNIT {
-namespace {
-
-// body(arithmetic, offset, lanes) for the vectors that cover [0, count).
-template <class Body>
-MJL_INLINE void for_lanes(int64_t count, Body&& body) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) body(i, kLanes);
-  if (i < count) body(i, int(count - i));
-}
-
-}  // namespace
-
 void CpuBackend::norm_forward(Tensor x, Tensor w, Tensor rstd, Tensor y) {
   const int64_t D = x.cols;
-  parallel(ceil_div(x.rows, kLanes), [&](int64_t task, int thread) {
+  parallel(ceil_div(x.rows, kLanes), x.size(), [&](int64_t task, int thread) {
     const int64_t row = task * kLanes;
     const int rows = int(smaller(kLanes, x.rows - row));
     const float* const from = x.data + row * D;
     float* const columns = of_thread(thread);  // [D][kLanes]
-    pack(from, D, 1, rows, D, kLanes, columns);
+    pack<kLanes>(from, D, 1, rows, D, columns);
     exact([&](auto arithmetic) {
       using A = decltype(arithmetic);
       Floats ss = {};
@@ -35,7 +23,7 @@ void CpuBackend::norm_forward(Tensor x, Tensor w, Tensor rstd, Tensor y) {
       A::store(rstd.data + row, A::rsqrt(A::add(A::div(ss, A::value(float(D))), A::value(1e-6f))), rows);
       for (int r = 0; r < rows; ++r) {
         const Floats scale = A::value(rstd.data[row + r]);
-        for_lanes(D, [&](int64_t d, int lanes) {
+        for_lanes(0, D, [&](int64_t d, int lanes) {
           const Floats wd = A::load(w.data + d, lanes), xd = A::load(from + r * D + d, lanes);
           A::store(y.data + (row + r) * D + d, A::mul(wd, A::mul(xd, scale)), lanes);
         });
@@ -47,7 +35,7 @@ void CpuBackend::norm_forward(Tensor x, Tensor w, Tensor rstd, Tensor y) {
 void CpuBackend::norm_backward(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tensor d_residual, Tensor d_w, Tensor d_x) {
   const int64_t D = x.cols, M = x.rows;
   const int64_t row_tasks = ceil_div(M, kLanes);
-  parallel(row_tasks + ceil_div(D, kLanes), [&](int64_t task, int thread) {
+  parallel(row_tasks + ceil_div(D, kLanes), 2 * x.size(), [&](int64_t task, int thread) {
     if (task >= row_tasks) {  // d_w: a contraction over tokens, the vector across columns
       const int64_t d = (task - row_tasks) * kLanes;
       const int lanes = int(smaller(kLanes, D - d));
@@ -66,8 +54,8 @@ void CpuBackend::norm_backward(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tens
     float* const d_y_columns = of_thread(thread);       // [D][kLanes]
     float* const x_columns = d_y_columns + D * kLanes;  // [D][kLanes]
     float* const d_variance = x_columns + D * kLanes;   // [kLanes]
-    pack(d_y.data + row * D, D, 1, rows, D, kLanes, d_y_columns);
-    pack(x.data + row * D, D, 1, rows, D, kLanes, x_columns);
+    pack<kLanes>(d_y.data + row * D, D, 1, rows, D, d_y_columns);
+    pack<kLanes>(x.data + row * D, D, 1, rows, D, x_columns);
     exact([&](auto arithmetic) {
       using A = decltype(arithmetic);
       Floats c = {};
@@ -80,7 +68,7 @@ void CpuBackend::norm_backward(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tens
       A::store(d_variance, A::div(A::mul(A::value(-0.5f), A::mul(c, r3)), A::value(float(D))));
       for (int r = 0; r < rows; ++r) {
         const Floats scale = A::value(rstd.data[row + r]), dv = A::value(d_variance[r]);
-        for_lanes(D, [&](int64_t d, int lanes) {
+        for_lanes(0, D, [&](int64_t d, int lanes) {
           const int64_t at = (row + r) * D + d;
           const Floats dh = A::mul(A::load(d_y.data + at, lanes), A::load(w.data + d, lanes));
           const Floats twice = A::mul(A::value(2.0f), A::load(x.data + at, lanes));

@@ -10,7 +10,7 @@ namespace mjl::cpu::MJL_UNIT {
 void CpuBackend::rotary_table(Heads heads, Tensor cos, Tensor sin) {
   using A = Arith<true>;
   const int64_t half = heads.head_dim / 2;
-  parallel(cos.rows, [&](int64_t t, int) {
+  parallel(cos.rows, 100 * cos.size(), [&](int64_t t, int) {
     for (int64_t i = 0; i < half; i += kLanes) {
       const int lanes = int(smaller(kLanes, half - i));
       const Floats exponent = A::div(lanes_from(float(2 * i), 2.0f), A::value(float(heads.head_dim)));
@@ -26,23 +26,43 @@ void CpuBackend::rotary_table(Heads heads, Tensor cos, Tensor sin) {
 // In place, on `x` of `heads` heads.
 void CpuBackend::rotate(Tokens tokens, Heads shape, Tensor x, int64_t heads, Tensor cos, Tensor sin, bool backward) {
   using A = Arith<true>;
-  const int64_t half = shape.head_dim / 2;
-  const int64_t rows_a_task = larger(1, 4096 / x.cols);
-  parallel(ceil_div(x.rows, rows_a_task), [&](int64_t task, int) {
+  const int64_t HD = shape.head_dim, half = HD / 2;
+  const int64_t rows_a_task = larger(1, 1024 / x.cols);
+  // Where a vector holds whole heads, the other halves of all its pairs are one shuffle away.
+  const bool whole_heads = kLanes % HD == 0;
+  Ints within = {}, partner = {};
+  for (int lane = 0; lane < kLanes; ++lane) {
+    within[lane] = int32_t(lane % half);
+    partner[lane] = int32_t(lane % HD < half ? lane + half : lane - half);
+  }
+  const Ints negative = (partner > lane_numbers() ? INT32_MIN : 0) ^ (backward ? INT32_MIN : 0);
+
+  parallel(ceil_div(x.rows, rows_a_task), 2 * x.size(), [&](int64_t task, int) {
     const int64_t end = smaller((task + 1) * rows_a_task, x.rows);
     for (int64_t row = task * rows_a_task; row < end; ++row) {
-      const int64_t t = row % tokens.length;
+      float* const values = x.data + row * x.cols;
+      const float* const c_row = cos.data + row % tokens.length * half;
+      const float* const s_row = sin.data + row % tokens.length * half;
+      if (whole_heads) {
+        const Floats c_half = A::load(c_row, int(half)), s_half = A::load(s_row, int(half));
+        const Floats c = shuffle(c_half, c_half, within);
+        const Floats s = (Floats)((Ints)shuffle(s_half, s_half, within) ^ negative);
+        for_lanes(0, heads * HD, [&](int64_t i, int lanes) {
+          const Floats own = A::load(values + i, lanes), other = shuffle(own, own, partner);
+          A::store(values + i, A::add(A::mul(own, c), A::mul(other, s)), lanes);
+        });
+        continue;
+      }
       for (int64_t h = 0; h < heads; ++h) {
-        float* const low = x.data + row * x.cols + h * shape.head_dim;
+        float* const low = values + h * HD;
         float* const high = low + half;
-        for (int64_t i = 0; i < half; i += kLanes) {
-          const int lanes = int(smaller(kLanes, half - i));
-          const Floats c = A::load(cos.data + t * half + i, lanes), s = A::load(sin.data + t * half + i, lanes);
+        for_lanes(0, half, [&](int64_t i, int lanes) {
+          const Floats c = A::load(c_row + i, lanes), s = A::load(s_row + i, lanes);
           const Floats a = A::load(low + i, lanes), b = A::load(high + i, lanes);
           const Floats as = A::mul(a, s), bs = A::mul(b, s);
           A::store(low + i, A::add(A::mul(a, c), backward ? bs : A::negate(bs)), lanes);
           A::store(high + i, A::add(A::mul(b, c), backward ? A::negate(as) : as), lanes);
-        }
+        });
       }
     }
   });

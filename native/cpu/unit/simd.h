@@ -112,6 +112,38 @@ MJL_INLINE Floats lanes_from(float first, float step) {
   return x;
 }
 
+MJL_INLINE Ints lane_numbers() {
+  Ints x = {};
+  for (int i = 0; i < kLanes; ++i) x[i] = i;
+  return x;
+}
+MJL_INLINE Floats shuffle(Floats a, Floats b, Ints lanes) {  // lane n of a, or n - kLanes of b
+#if defined(__clang__)
+  Floats x;
+  for (int i = 0; i < kLanes; ++i) x[i] = lanes[i] < kLanes ? a[lanes[i]] : b[lanes[i] - kLanes];
+  return x;
+#else
+  return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
+// Lane j of x[i] becomes lane i of x[j].
+MJL_INLINE void transpose(Floats (&x)[kLanes]) {
+  const Ints lane = lane_numbers();
+#pragma GCC unroll 4
+  for (int step = 1; step < kLanes; step *= 2) {
+    const Ints upper = (lane & step) != 0;
+    const Ints low = upper ? lane - step + kLanes : lane, high = upper ? lane + kLanes : lane + step;
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & step) continue;
+      const Floats a = x[i], b = x[i + step];
+      x[i] = shuffle(a, b, low);
+      x[i + step] = shuffle(a, b, high);
+    }
+  }
+}
+
 // ---- The contract's arithmetic ----
 
 // Arith<true> flushes after every operation and is always right. Arith<false> leaves the flushing out; exact() below
@@ -132,9 +164,11 @@ struct Arith {
     return x;
   }
   static MJL_INLINE F load(const float* p) { return z(raw_load(p)); }
-  static MJL_INLINE F load(const float* p, int count) { return z(raw_load(p, count)); }
+  static MJL_INLINE F load(const float* p, int count) { return z(count == kLanes ? raw_load(p) : raw_load(p, count)); }
   static MJL_INLINE void store(float* p, F x) { raw_store(p, flush(x)); }
-  static MJL_INLINE void store(float* p, F x, int count) { raw_store(p, flush(x), count); }
+  static MJL_INLINE void store(float* p, F x, int count) {
+    count == kLanes ? raw_store(p, flush(x)) : raw_store(p, flush(x), count);
+  }
   static MJL_INLINE F value(float x) { return z(broadcast(x)); }
 
   static MJL_INLINE F add(F a, F b) { return z(a + b); }
@@ -203,6 +237,14 @@ MJL_INLINE void exact(Body&& body) {
 }
 
 // ---- Small helpers ----
+
+// body(offset, lanes) for the vectors that cover [begin, end).
+template <class Body>
+MJL_INLINE void for_lanes(int64_t begin, int64_t end, Body&& body) {
+  int64_t i = begin;
+  for (; i + kLanes <= end; i += kLanes) body(i, kLanes);
+  if (i < end) body(i, int(end - i));
+}
 
 MJL_INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 MJL_INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -7,7 +7,7 @@ void CpuBackend::update(const UpdateScalars* scalars, Tensor g, Tensor p, Tensor
                         Tensor next_m, Tensor next_v) {
   constexpr int64_t kChunk = 2048;
   const UpdateScalars& u = *scalars;
-  parallel(ceil_div(p.size(), kChunk), [&](int64_t task, int) {
+  parallel(ceil_div(p.size(), kChunk), 4 * p.size(), [&](int64_t task, int) {
     const int64_t begin = task * kChunk, end = smaller(begin + kChunk, p.size());
     uint32_t faults = 0;
     exact([&](auto arithmetic) {
@@ -16,8 +16,7 @@ void CpuBackend::update(const UpdateScalars* scalars, Tensor g, Tensor p, Tensor
       const Floats step = A::negate(A::value(u.step)), root = A::value(u.root_bias2), decay = A::value(u.decay),
                    eps = A::value(u.eps);
       Ints bad_g = {}, bad_p = {}, bad_m = {}, bad_v = {};
-      for (int64_t i = begin; i < end; i += kLanes) {
-        const int lanes = int(smaller(kLanes, end - i));
+      for_lanes(begin, end, [&](int64_t i, int lanes) {
         const Floats grad = A::load(g.data + i, lanes);
         Floats param = A::load(p.data + i, lanes);
         if (u.has_decay) param = A::mul(decay, param);
@@ -32,7 +31,7 @@ void CpuBackend::update(const UpdateScalars* scalars, Tensor g, Tensor p, Tensor
         bad_m |= non_finite(first);
         bad_v |= non_finite(second) | (second < Floats{});
         bad_p |= non_finite(param);
-      }
+      });
       faults = (any(bad_g) ? uint32_t(kFaultGradient) : 0u) | (any(bad_p) ? uint32_t(kFaultParameters) : 0u) |
                (any(bad_m) ? uint32_t(kFaultFirstMoment) : 0u) | (any(bad_v) ? uint32_t(kFaultSecondMoment) : 0u);
     });
