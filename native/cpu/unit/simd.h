@@ -204,16 +204,21 @@ MJL_INLINE bool any(Ints mask) {
 // ---- Plain arithmetic while the flags stay clear, flushed arithmetic otherwise ----
 
 // x86 raises "denormal operand" for every subnormal that enters an operation and "underflow" for every result that was
-// tiny and rounded; an exact subnormal result is an operand of whatever comes next, flush() included. So: no flag, no
-// subnormal anywhere.
+// tiny and rounded; an exact subnormal result is an operand of whatever comes next, flush() included. Arm raises "input
+// denormal" only while it flushes, and "underflow" then for every result that it flushes, so there the plain pass runs in
+// flush-to-zero mode. On both: no flag, no subnormal anywhere, and nothing that was flushed.
 #if defined(__x86_64__)
-inline constexpr bool kHasFlags = true;
-MJL_INLINE void clear_flags() { _mm_setcsr(0x1f80); }
-MJL_INLINE bool flags_raised() { return (_mm_getcsr() & 0x12) != 0; }
-#else
-inline constexpr bool kHasFlags = false;  // Arm reports no subnormal operand unless it flushes
-MJL_INLINE void clear_flags() {}
-MJL_INLINE bool flags_raised() { return true; }
+MJL_INLINE void begin_plain() { _mm_setcsr(0x1f80); }
+MJL_INLINE bool end_plain() { return (_mm_getcsr() & 0x12) == 0; }
+#elif defined(__aarch64__)
+MJL_INLINE void begin_plain() {
+  __asm__ volatile("msr fpcr, %0\n\tmsr fpsr, xzr" : : "r"(uint64_t(1) << 24) : "memory");
+}
+MJL_INLINE bool end_plain() {
+  uint64_t status;
+  __asm__ volatile("mrs %0, fpsr\n\tmsr fpcr, xzr" : "=r"(status) : : "memory");
+  return (status & 0x88) == 0;
+}
 #endif
 
 // Out of line and behind memory barriers, so that no operation of the body moves to the wrong side of reading the
@@ -223,17 +228,15 @@ __attribute__((noinline)) void run_body(Body& body) {
   body(A{});
 }
 
-// Runs body(arithmetic), which must write only memory that it does not read.
+// Runs body(arithmetic), which must compute the same when it runs a second time: it may read what it wrote, but not
+// replace what it read.
 template <class Body>
 MJL_INLINE void exact(Body&& body) {
-  if constexpr (kHasFlags) {
-    clear_flags();
-    __asm__ volatile("" ::: "memory");
-    run_body<Arith<false>>(body);
-    __asm__ volatile("" ::: "memory");
-    if (__builtin_expect(!flags_raised(), 1)) return;
-  }
-  run_body<Arith<true>>(body);
+  begin_plain();
+  __asm__ volatile("" ::: "memory");
+  run_body<Arith<false>>(body);
+  __asm__ volatile("" ::: "memory");
+  if (__builtin_expect(!end_plain(), 0)) run_body<Arith<true>>(body);
 }
 
 // ---- Small helpers ----
