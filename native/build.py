@@ -18,6 +18,7 @@ import fcntl
 import filecmp
 import json
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -27,6 +28,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,7 +77,8 @@ class Config:
 
     @property
     def name(self) -> str:
-        return "-".join(filter(None, ["debug" if self.debug else "release", self.sanitize.replace(",", "-")]))
+        cross = self.architecture if self.is_cross else ""
+        return "-".join(filter(None, ["debug" if self.debug else "release", self.sanitize.replace(",", "-"), cross]))
 
     @property
     def directory(self) -> Path:
@@ -90,9 +93,18 @@ class Config:
     def optimize(self, level: str) -> str:
         return "-Og" if self.debug else "-O1" if self.sanitize else level
 
-    @property
+    @cached_property
     def architecture(self) -> str:
         return run([self.cxx, "-dumpmachine"]).split("-")[0]
+
+    @property
+    def is_cross(self) -> bool:
+        return self.architecture != platform.machine()
+
+    @property
+    def is_product(self) -> bool:
+        """True for what the package loads, which goes into the package."""
+        return not (self.debug or self.sanitize or self.is_cross)
 
     @property
     def units(self) -> dict[str, str]:
@@ -281,36 +293,40 @@ def parse_arguments() -> argparse.Namespace:
     add("--check", action="store_true", help="then check exported symbols and the isolation of vector-unit code")
     add("--debug", action="store_true", help="for a debugger; without --out it goes to build/native/<config>/lib")
     add("--sanitize", default="", metavar="LIST", help="such as address,undefined or thread; goes where --debug goes")
-    add("--cxx", default=os.environ.get("CXX", "g++"), help="the compiler (default: $CXX, else g++)")
+    add("--cxx", default=os.environ.get("CXX", "g++"), help="the compiler, for this machine or another (default: $CXX, else g++)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time (default: all processors)")
     return parser.parse_args()
 
 
-def main() -> int:
-    arguments = parse_arguments()
+def build_all(arguments: argparse.Namespace) -> None:
     config = Config(arguments.cxx, arguments.debug, arguments.sanitize, arguments.jobs)
-    product = not (config.debug or config.sanitize)
-    default_out = Path("python", "mojolearn", "_lib") if product else config.directory / "lib"
-    out = arguments.out.absolute() if arguments.out else default_out
-    os.chdir(ROOT)
+    out = arguments.out or (Path("python", "mojolearn", "_lib") if config.is_product else config.directory / "lib")
     config.directory.mkdir(parents=True, exist_ok=True)
     with open(config.directory / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # builds of one configuration take turns
-        try:
-            objects = [*generic_objects(config), *unit_objects(config, sorted(UNIT_SOURCES.glob("*.cpp")))]
-            build(objects, config.jobs)
-            library = link(config, objects, LIBRARY, f"-Wl,--version-script={NATIVE / 'mojolearn.map'}")
-            install(library, out)
-            install(HEADER, out)
-            if arguments.probe:
-                probe = list(probe_objects(config))
-                build(probe, config.jobs)
-                install(link(config, [*objects, *probe], PROBE), Path("build") if product else out)
-            if arguments.check:
-                check(library, objects)
-        except BuildError as error:
-            print(error, file=sys.stderr)
-            return 1
+        objects = [*generic_objects(config), *unit_objects(config, sorted(UNIT_SOURCES.glob("*.cpp")))]
+        build(objects, config.jobs)
+        library = link(config, objects, LIBRARY, f"-Wl,--version-script={NATIVE / 'mojolearn.map'}")
+        install(library, out)
+        install(HEADER, out)
+        if arguments.probe:
+            probe = list(probe_objects(config))
+            build(probe, config.jobs)
+            install(link(config, [*objects, *probe], PROBE), Path("build") if config.is_product else out)
+        if arguments.check:
+            check(library, objects)
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    if arguments.out:
+        arguments.out = arguments.out.absolute()
+    os.chdir(ROOT)
+    try:
+        build_all(arguments)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 

@@ -17,6 +17,8 @@ constexpr int64_t kBlockDepth = 1024;
 constexpr int64_t kGroupPanels = 8;         // of a contraction over several blocks of k: bounds the partial sums
 constexpr int64_t kSharedFloats = 1 << 20;  // of packed right-hand sides in one slice
 constexpr int kBlockLevels = 4;             // log2 of the leaves in a block, 8 at most, and one
+constexpr int64_t kAhead = 16;              // rows to prefetch: they are too far apart for the processor's own guesses
+constexpr int64_t kTileGap = 16;            // floats between packed tiles
 constexpr int64_t kTile = kTileRows * kPanel;
 
 // Leaves of a block are as many as fit kBlockDepth; a longer leaf is a block of its own.
@@ -90,9 +92,69 @@ struct Part {
   int64_t first_task;
 };
 
-// Where tile (row, panel) of a group's partial sums lies at a level of the binary counter.
-MJL_INLINE float* partial(float* partials, int64_t level, int64_t tiles, int64_t tile_index) {
-  return partials + (level * tiles + tile_index) * kTile;
+// Rows [row, row + rows) of a term's left-hand side over [k, k + depth). Whole tiles of rows that are contiguous in k are
+// read where they are; the others are packed, each [depth, kTileRows].
+struct Left {
+  const float* rows;
+  int64_t row_stride, in_place;  // the first tile that is packed
+  int64_t tile_stride;           // no power of two: tiles that are written side by side would share cache sets
+  float* packed;
+
+  Left(const Term& term, int64_t row, int64_t count, int64_t k, int64_t depth, float* space)
+      : rows(term.a.data + row * term.a.row_stride + k * term.a.col_stride),
+        row_stride(term.a.row_stride),
+        in_place(term.a.col_stride == 1 ? count / kTileRows : 0),
+        tile_stride(depth * kTileRows + kTileGap),
+        packed(space) {
+    int64_t tile = in_place;
+    if (row_stride == 1) {  // k outermost: it reads whole lines, once
+      const int64_t whole = count / kTileRows;
+      for (int64_t d = 0; d < depth; ++d) {
+        const float* const line = rows + d * term.a.col_stride;
+        for (int64_t i = 0; i < whole; ++i) {
+          __builtin_prefetch(line + kAhead * term.a.col_stride + i * kTileRows);
+          __builtin_memcpy(packed + i * tile_stride + d * kTileRows, line + i * kTileRows, kTileRows * sizeof(float));
+        }
+      }
+      tile = whole;
+    }
+    for (; tile * kTileRows < count; ++tile)
+      pack<kTileRows>(rows + tile * kTileRows * row_stride, row_stride, term.a.col_stride,
+                      smaller(kTileRows, count - tile * kTileRows), depth, packed + tile * tile_stride);
+  }
+};
+
+// A tile's sums over one block of k join those of earlier blocks, which `partials` holds level by level as a binary
+// counter does. False if more blocks are to come, true if `sums` is now the whole contraction.
+bool join(float* sums, int64_t block, bool last, float* partials, int64_t level_stride) {
+  using A = Arith<true>;
+  for (int64_t rest = block; last ? rest != 0 : (rest & 1) != 0; rest >>= 1, partials += level_stride)
+    if (rest & 1)
+      for (int64_t j = 0; j < kTile; j += kLanes)
+        raw_store(sums + j, A::add(raw_load(partials + j), raw_load(sums + j)));
+  if (!last)
+    for (int64_t j = 0; j < kTile; j += kLanes) raw_store(partials + j, raw_load(sums + j));
+  return last;
+}
+
+// Term `t` of c at (row, column): the first is stored, later ones are added, and the last also meets the residual.
+void write(const Product& p, int t, const float* sums, int64_t row, int64_t rows, int64_t column) {
+  using A = Arith<true>;
+  const int64_t columns = smaller(kPanel, p.n - column);
+  const bool with_residual = p.residual && t + 1 == p.term_count;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t at = (row + r) * p.n + column;
+    if (columns == kPanel && t == 0 && !with_residual) {
+      __builtin_memcpy(p.c + at, sums + r * kPanel, kPanel * sizeof(float));
+      continue;
+    }
+    for_lanes(0, columns, [&](int64_t j, int lanes) {
+      Floats sum = raw_load(sums + r * kPanel + j);
+      if (t > 0) sum = A::add(A::load(p.c + at + j, lanes), sum);
+      if (with_residual) sum = A::add(A::load(p.residual + at + j, lanes), sum);
+      A::store(p.c + at + j, sum, lanes);
+    });
+  }
 }
 
 void compute(const Product& p, const Part& part, int64_t task, float* space) {
@@ -100,80 +162,45 @@ void compute(const Product& p, const Part& part, int64_t task, float* space) {
   const int64_t first = task % part.groups * part.group_panels;
   const int64_t end = smaller(first + part.group_panels, part.panels);
   const int64_t tiles = ceil_div(rows, kTileRows);
+  const bool chain = p.rule == Contraction::chain;
   // The thread's space: partial sums first, then the results of one panel, then the packed left-hand side.
   float* const partials = space;
   float* const results = partials + kLevels * kBlockRows * kGroupPanels * kPanel;
-  float* const left = results + kBlockRows * kPanel;
+  float* const left_space = results + kBlockRows * kPanel;
 
   for (int64_t group = first; group < end; group += kGroupPanels) {
     const int64_t group_end = smaller(group + kGroupPanels, end);
-    const int64_t group_tiles = (group_end - group) * tiles;
+    const int64_t level_stride = (group_end - group) * tiles * kTile;
     int64_t term_offset = 0;
     for (int t = 0; t < p.term_count; ++t) {
       const Term& term = p.terms[t];
       const Blocking blocking = blocking_of(term.k, p.rule);
-      const bool chain = p.rule == Contraction::chain;
       int64_t block = 0;
       for (int64_t k = 0; k < term.k; k += blocking.depth, ++block) {
         const int64_t depth = smaller(blocking.depth, term.k - k);
-        const bool last = k + depth == term.k;
-        // Rows that are contiguous in k are read where they are; others, and a last tile that is not full, are packed.
-        const float* const a = term.a.data + row * term.a.row_stride + k * term.a.col_stride;
-        const int64_t in_place = term.a.col_stride == 1 ? rows / kTileRows : 0;
-        for (int64_t i = in_place; i < tiles; ++i)
-          pack<kTileRows>(a + i * kTileRows * term.a.row_stride, term.a.row_stride, term.a.col_stride,
-                          smaller(kTileRows, rows - i * kTileRows), depth, left + i * kTileRows * depth);
+        const bool last = k + depth == term.k, resumed = chain && (block > 0 || p.resume);
+        const Left left(term, row, rows, k, depth, left_space);
         for (int64_t panel = group; panel < group_end; ++panel) {
           const float* const right = part.packed + (panel * part.depth + term_offset + k) * kPanel;
-          const int64_t first_tile = (panel - group) * tiles;
-          const int64_t column = (part.first_panel + panel) * kPanel, columns = smaller(kPanel, p.n - column);
-          if (chain && block == 0 && p.resume)
+          float* const earlier = partials + (panel - group) * tiles * kTile;
+          const int64_t column = (part.first_panel + panel) * kPanel;
+          if (p.resume && block == 0)
             for (int64_t r = 0; r < rows; ++r)
-              for (int64_t j = 0; j < columns; ++j)
-                partial(partials, 0, group_tiles, first_tile + r / kTileRows)[r % kTileRows * kPanel + j] =
-                    p.c[(row + r) * p.n + column + j];
-          const bool resumed = chain && (block > 0 || p.resume);
+              __builtin_memcpy(earlier + r * kPanel, p.c + (row + r) * p.n + column,
+                               uint64_t(smaller(kPanel, p.n - column)) * sizeof(float));
           exact([&](auto arithmetic) {
             using A = decltype(arithmetic);
-            const auto start = [&](int64_t i) {
-              return resumed ? partial(partials, 0, group_tiles, first_tile + i) : nullptr;
-            };
-            for (int64_t i = 0; i < in_place; ++i)
-              tile<A>(a + i * kTileRows * term.a.row_stride, term.a.row_stride, 1, right, depth, blocking.leaf,
+            const auto start = [&](int64_t i) { return resumed ? earlier + i * kTile : nullptr; };
+            for (int64_t i = 0; i < left.in_place; ++i)
+              tile<A>(left.rows + i * kTileRows * left.row_stride, left.row_stride, 1, right, depth, blocking.leaf,
                       start(i), results + i * kTile);
-            for (int64_t i = in_place; i < tiles; ++i)
-              tile<A>(left + i * kTileRows * depth, 1, kTileRows, right, depth, blocking.leaf, start(i),
+            for (int64_t i = left.in_place; i < tiles; ++i)
+              tile<A>(left.packed + i * left.tile_stride, 1, kTileRows, right, depth, blocking.leaf, start(i),
                       results + i * kTile);
           });
-          // The block's sums join those of earlier blocks, or are final.
-          using A = Arith<true>;
-          for (int64_t i = 0; i < tiles; ++i) {
-            float* const sums = results + i * kTile;
-            int64_t level = 0;
-            for (int64_t rest = chain ? 0 : block; last ? rest != 0 : (rest & 1) != 0; rest >>= 1, ++level) {
-              if ((rest & 1) == 0) continue;
-              const float* const earlier = partial(partials, level, group_tiles, first_tile + i);
-              for (int64_t j = 0; j < kTile; j += kLanes)
-                raw_store(sums + j, A::add(raw_load(earlier + j), raw_load(sums + j)));
-            }
-            if (!last) {
-              float* const keep = partial(partials, level, group_tiles, first_tile + i);
-              for (int64_t j = 0; j < kTile; j += kLanes) raw_store(keep + j, raw_load(sums + j));
-              continue;
-            }
-            for (int64_t r = 0; r < smaller(kTileRows, rows - i * kTileRows); ++r) {
-              const int64_t at = (row + i * kTileRows + r) * p.n + column;
-              for (int64_t j = 0; j < columns; j += kLanes) {
-                const int lanes = int(smaller(kLanes, columns - j));
-                const bool full = lanes == kLanes;
-                Floats sum = raw_load(sums + r * kPanel + j);
-                if (t > 0) sum = A::add(full ? raw_load(p.c + at + j) : raw_load(p.c + at + j, lanes), sum);
-                if (p.residual && t + 1 == p.term_count)
-                  sum = A::add(full ? A::load(p.residual + at + j) : A::load(p.residual + at + j, lanes), sum);
-                full ? raw_store(p.c + at + j, sum) : raw_store(p.c + at + j, sum, lanes);
-              }
-            }
-          }
+          for (int64_t i = 0; i < tiles; ++i)
+            if (join(results + i * kTile, chain ? 0 : block, last, earlier + i * kTile, level_stride))
+              write(p, t, results + i * kTile, row + i * kTileRows, smaller(kTileRows, rows - i * kTileRows), column);
         }
       }
       term_offset += term.k;
@@ -187,7 +214,8 @@ int64_t gemm_shared_floats(int64_t longest_terms) { return larger(kSharedFloats,
 
 int64_t gemm_thread_floats(int64_t k) {
   const int64_t depth = larger(kBlockDepth, leaf_length(k));
-  return kLevels * kBlockRows * kGroupPanels * kPanel + kBlockRows * kPanel + kBlockRows * depth;
+  return kLevels * kBlockRows * kGroupPanels * kPanel + kBlockRows * kPanel + kBlockRows * depth +
+         kBlockRows / kTileRows * kTileGap;
 }
 
 void multiply(const GemmSpace& space, const Product* products, int count) {
