@@ -12,6 +12,7 @@
 #include "model/shape.h"
 #include "optim/adamw.h"
 #include "probe_unit.h"
+#include "stages.hpp"
 
 #define X(unit)                      \
   namespace mjl::cpu::unit {         \
@@ -259,5 +260,35 @@ int32_t probe_adamw(int64_t count, int64_t step, float lr, float beta1, float be
     std::copy(next_p.begin(), next_p.end(), p);
     std::copy(next_m.begin(), next_m.end(), m);
     std::copy(next_v.begin(), next_v.end(), v);
+  });
+}
+
+// For benchmarks/stages.py: seconds of `steps` training steps, stage by stage, as lines "name seconds". dims: the nine
+// dimensions of mjl_shape in their order.
+extern "C" PROBE_API int32_t probe_stage_seconds(const int32_t* dims, const float* parameters, const int32_t* ids,
+                                                 int32_t steps, char* out, uint64_t out_bytes) {
+  return api::guard([&] {
+    Model model;
+    model.shape = {dims[0], dims[1], dims[2], dims[3], dims[4], dims[5], dims[6], dims[7], dims[8], false};
+    std::string problem;
+    const int threads = selected.threads ? selected.threads : cpu::default_threads(&problem);
+    const std::unique_ptr<Backend> backend = cpu::open(selected.unit, threads, nullptr, nullptr, &problem);
+    if (!backend) throw Error(MJL_ERROR_MEMORY, problem);
+    std::vector<float> memory(plan(model, nullptr) / sizeof(float) + 16),
+        scratch(backend->scratch_bytes(model.shape) / sizeof(float) + 16);
+    plan(model, memory.data());
+    backend->bind_scratch(scratch.data(), model.shape);
+    model.tokens = {model.ids, model.shape.L + 1, model.shape.B, model.shape.L, nullptr};
+    std::copy(parameters, parameters + model.shape.parameter_count(), model.now().weights.flat.data);
+    std::copy(ids, ids + model.shape.B * (model.shape.L + 1), model.ids);
+    *model.scalars = scalars_of({1e-3f, 0.9f, 0.999f, 1e-8f, 0.01f}, 1);
+    Stopwatch watch(*backend);
+    watch.rotary_table(model.shape.heads(), model.cos, model.sin);
+    train_step(*backend, model);
+    for (int32_t i = 0; i < steps; ++i) train_step(watch, model);
+    std::string text;
+    for (const auto& [name, seconds] : watch.seconds()) text += name + " " + std::to_string(seconds) + "\n";
+    if (text.size() >= out_bytes) throw Error(MJL_ERROR_ARGUMENT, "out is too small");
+    std::copy(text.c_str(), text.c_str() + text.size() + 1, out);
   });
 }

@@ -49,24 +49,25 @@ void contract(Backend& backend, Contraction rule, bool a_transposed, bool b_tran
 }
 
 void norm_forward(Backend& backend, Tensor x, Tensor w, Tensor rstd, Tensor y) {
-  cpu(backend).norm_forward(x, w, rstd, y);
+  cpu(backend).norm_rows(x, w, rstd, y, {0, x.rows, 0});
 }
 
 void norm_backward(Backend& backend, Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tensor d_residual, Tensor d_w,
                    Tensor d_x) {
-  cpu(backend).norm_backward(d_y, x, w, rstd, d_residual, d_w, d_x);
+  cpu(backend).norm_backward_rows(d_y, x, w, rstd, d_residual, d_x, {0, x.rows, 0});
+  cpu(backend).norm_weight_gradient(d_y, x, rstd, d_w);
 }
 
 void rotate(Backend& backend, Tokens tokens, Heads heads, Tensor x, Tensor cos, Tensor sin, bool backward) {
-  cpu(backend).rotate(tokens, heads, x, heads.n_heads, cos, sin, backward);
+  cpu(backend).rotate_rows(tokens, heads, x, heads.n_heads, cos, sin, backward, {0, x.rows, 0});
 }
 
 void silu_product(Backend& backend, Tensor gate, Tensor up, Tensor gated) {
-  cpu(backend).silu_product(gate, up, gated);
+  cpu(backend).silu_product_rows(gate, up, gated, {0, gate.rows, 0});
 }
 
 void silu_product_backward(Backend& backend, Tensor d_gated, Tensor gate, Tensor up, Tensor d_gate, Tensor d_up) {
-  cpu(backend).silu_product_backward(d_gated, gate, up, d_gate, d_up);
+  cpu(backend).silu_product_backward_rows(d_gated, gate, up, d_gate, d_up, {0, gate.rows, 0});
 }
 
 }  // namespace

@@ -55,13 +55,14 @@ class CpuBackend final : public Backend {
               Tensor next_v) override;
 
   // Parts of the stages.
-  void norm_forward(Tensor x, Tensor w, Tensor rstd, Tensor y);
-  void norm_backward(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tensor d_residual, Tensor d_w, Tensor d_x);
-  void rotate(Tokens, Heads, Tensor x, int64_t heads, Tensor cos, Tensor sin, bool backward);
-  void silu_product(Tensor gate, Tensor up, Tensor gated);
-  void silu_product_backward(Tensor d_gated, Tensor gate, Tensor up, Tensor d_gate, Tensor d_up);
-  void multiply(const Product* products, int count) {
-    MJL_UNIT::multiply({pool_, shared_, shared_floats_, thread_, thread_floats_}, products, count);
+  void norm_rows(Tensor x, Tensor w, Tensor rstd, Tensor y, Rows);
+  void norm_backward_rows(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tensor d_residual, Tensor d_x, Rows);
+  void norm_weight_gradient(Tensor d_y, Tensor x, Tensor rstd, Tensor d_w);
+  void rotate_rows(Tokens, Heads, Tensor x, int64_t heads, Tensor cos, Tensor sin, bool backward, Rows);
+  void silu_product_rows(Tensor gate, Tensor up, Tensor gated, Rows);
+  void silu_product_backward_rows(Tensor d_gated, Tensor gate, Tensor up, Tensor d_gate, Tensor d_up, Rows);
+  void multiply(const Product* products, int count, RowHook before = {}, RowHook after = {}) {
+    MJL_UNIT::multiply({pool_, shared_, shared_floats_, thread_, thread_floats_}, products, count, before, after);
   }
 
  private:

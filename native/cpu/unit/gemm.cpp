@@ -218,7 +218,8 @@ int64_t gemm_thread_floats(int64_t k) {
          kBlockRows / kTileRows * kTileGap;
 }
 
-void multiply(const GemmSpace& space, const Product* products, int count) {
+void multiply(const GemmSpace& space, const Product* products, int count, RowHook before, RowHook after) {
+  const bool by_rows = before.run || after.run;  // then a task is a block of rows of all products
   int64_t cycles = 0;
   for (int i = 0; i < count; ++i)
     for (int t = 0; t < products[i].term_count; ++t)  // a panel is two vectors, of which a cycle does two
@@ -246,7 +247,7 @@ void multiply(const GemmSpace& space, const Product* products, int count) {
       slice_panels += part.panels;
       part.block_rows = smaller(kBlockRows, round_up(ceil_div(p.m, threads > 1 ? 2 * threads : 1), kTileRows));
       part.row_blocks = ceil_div(p.m, part.block_rows);
-      part.groups = threads > 1 ? smaller(part.panels, ceil_div(2 * threads, part.row_blocks * count)) : 1;
+      part.groups = threads > 1 && !by_rows ? smaller(part.panels, ceil_div(2 * threads, part.row_blocks * count)) : 1;
       part.group_panels = ceil_div(part.panels, part.groups);
       part.groups = ceil_div(part.panels, part.group_panels);
       part.first_task = tasks;
@@ -273,14 +274,23 @@ void multiply(const GemmSpace& space, const Product* products, int count) {
         slice_panels, used / 4, [](void* f, int64_t task, int) { (*static_cast<decltype(pack_panel)*>(f))(task); },
         &pack_panel);
 
+    const bool first_slice = first_product == 0 && parts[0].first_panel == 0, last_slice = product == count;
     auto compute_task = [&](int64_t task, int thread) {
+      float* const own = space.thread + thread * space.thread_floats;
+      if (by_rows) {
+        const int64_t row = task * parts[0].block_rows;
+        const Rows rows = {row, smaller(parts[0].block_rows, products[0].m - row), thread};
+        if (before.run && first_slice) before.run(before.context, rows);
+        for (int i = 0; i < parts_count; ++i) compute(products[first_product + i], parts[i], task, own);
+        if (after.run && last_slice) after.run(after.context, rows);
+        return;
+      }
       int i = parts_count - 1;
       while (task < parts[i].first_task) --i;
-      compute(products[first_product + i], parts[i], task - parts[i].first_task,
-              space.thread + thread * space.thread_floats);
+      compute(products[first_product + i], parts[i], task - parts[i].first_task, own);
     };
     space.pool.run(
-        tasks, cycles,
+        by_rows ? parts[0].row_blocks : tasks, cycles,
         [](void* f, int64_t task, int thread) { (*static_cast<decltype(compute_task)*>(f))(task, thread); },
         &compute_task);
     if (space.pool.cancelled()) return;

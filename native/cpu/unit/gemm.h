@@ -45,8 +45,27 @@ struct GemmSpace {
   int64_t thread_floats;
 };
 
-// The products must not depend on each other.
-void multiply(const GemmSpace& space, const Product* products, int count);
+// A block of rows in the hands of one thread.
+struct Rows {
+  int64_t first, count;
+  int thread;
+};
+
+// What to do with a block of rows before or after it is multiplied, while it is in the thread's cache.
+struct RowHook {
+  void (*run)(const void* context, Rows rows) = nullptr;
+  const void* context = nullptr;
+};
+
+// body(rows)
+template <class Body>
+MJL_INLINE RowHook row_hook(const Body& body) {
+  return {[](const void* context, Rows rows) { (*static_cast<const Body*>(context))(rows); }, &body};
+}
+
+// The products must not depend on each other. With hooks, all have the same rows; `before` prepares rows of their left-hand
+// sides, `after` finds the rows of all results complete.
+void multiply(const GemmSpace& space, const Product* products, int count, RowHook before = {}, RowHook after = {});
 
 // Space for contractions of at most k; `longest_terms` is the largest sum of k over the terms of one product.
 int64_t gemm_shared_floats(int64_t longest_terms);

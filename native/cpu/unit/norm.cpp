@@ -5,13 +5,13 @@
 #include "cpu/unit/backend.h"
 
 namespace mjl::cpu::MJL_UNIT {
-void CpuBackend::norm_forward(Tensor x, Tensor w, Tensor rstd, Tensor y) {
-  const int64_t D = x.cols;
-  parallel(ceil_div(x.rows, kLanes), x.size(), [&](int64_t task, int thread) {
-    const int64_t row = task * kLanes;
-    const int rows = int(smaller(kLanes, x.rows - row));
+
+void CpuBackend::norm_rows(Tensor x, Tensor w, Tensor rstd, Tensor y, Rows block) {
+  const int64_t D = x.cols, end = block.first + block.count;
+  float* const columns = of_thread(block.thread);  // [D][kLanes]
+  for (int64_t row = block.first; row < end; row += kLanes) {
+    const int rows = int(smaller(kLanes, end - row));
     const float* const from = x.data + row * D;
-    float* const columns = of_thread(thread);  // [D][kLanes]
     pack<kLanes>(from, D, 1, rows, D, columns);
     exact([&](auto arithmetic) {
       using A = decltype(arithmetic);
@@ -29,31 +29,17 @@ void CpuBackend::norm_forward(Tensor x, Tensor w, Tensor rstd, Tensor y) {
         });
       }
     });
-  });
+  }
 }
 
-void CpuBackend::norm_backward(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tensor d_residual, Tensor d_w, Tensor d_x) {
-  const int64_t D = x.cols, M = x.rows;
-  const int64_t row_tasks = ceil_div(M, kLanes);
-  parallel(row_tasks + ceil_div(D, kLanes), 2 * x.size(), [&](int64_t task, int thread) {
-    if (task >= row_tasks) {  // d_w: a contraction over tokens, the vector across columns
-      const int64_t d = (task - row_tasks) * kLanes;
-      const int lanes = int(smaller(kLanes, D - d));
-      exact([&](auto arithmetic) {
-        using A = decltype(arithmetic);
-        const Floats sum = sum_with_ones<A>(M, [&](int64_t i) {
-          const Floats normed = A::mul(A::load(x.data + i * D + d, lanes), A::value(rstd.data[i]));
-          return A::mul(A::load(d_y.data + i * D + d, lanes), normed);
-        });
-        A::store(d_w.data + d, sum, lanes);
-      });
-      return;
-    }
-    const int64_t row = task * kLanes;
-    const int rows = int(smaller(kLanes, M - row));
-    float* const d_y_columns = of_thread(thread);       // [D][kLanes]
-    float* const x_columns = d_y_columns + D * kLanes;  // [D][kLanes]
-    float* const d_variance = x_columns + D * kLanes;   // [kLanes]
+void CpuBackend::norm_backward_rows(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tensor d_residual, Tensor d_x,
+                                    Rows block) {
+  const int64_t D = x.cols, end = block.first + block.count;
+  float* const d_y_columns = of_thread(block.thread);  // [D][kLanes]
+  float* const x_columns = d_y_columns + D * kLanes;   // [D][kLanes]
+  float* const d_variance = x_columns + D * kLanes;    // [kLanes]
+  for (int64_t row = block.first; row < end; row += kLanes) {
+    const int rows = int(smaller(kLanes, end - row));
     pack<kLanes>(d_y.data + row * D, D, 1, rows, D, d_y_columns);
     pack<kLanes>(x.data + row * D, D, 1, rows, D, x_columns);
     exact([&](auto arithmetic) {
@@ -76,6 +62,23 @@ void CpuBackend::norm_backward(Tensor d_y, Tensor x, Tensor w, Tensor rstd, Tens
           A::store(d_x.data + at, A::add(dx, A::load(d_residual.data + at, lanes)), lanes);
         });
       }
+    });
+  }
+}
+
+// A contraction over tokens: here the vector runs across columns.
+void CpuBackend::norm_weight_gradient(Tensor d_y, Tensor x, Tensor rstd, Tensor d_w) {
+  const int64_t D = x.cols;
+  parallel(ceil_div(D, kLanes), x.size(), [&](int64_t task, int) {
+    const int64_t d = task * kLanes;
+    const int lanes = int(smaller(kLanes, D - d));
+    exact([&](auto arithmetic) {
+      using A = decltype(arithmetic);
+      const Floats sum = sum_with_ones<A>(x.rows, [&](int64_t i) {
+        const Floats normed = A::mul(A::load(x.data + i * D + d, lanes), A::value(rstd.data[i]));
+        return A::mul(A::load(d_y.data + i * D + d, lanes), normed);
+      });
+      A::store(d_w.data + d, sum, lanes);
     });
   });
 }

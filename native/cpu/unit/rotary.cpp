@@ -24,10 +24,10 @@ void CpuBackend::rotary_table(Heads heads, Tensor cos, Tensor sin) {
 }
 
 // In place, on `x` of `heads` heads.
-void CpuBackend::rotate(Tokens tokens, Heads shape, Tensor x, int64_t heads, Tensor cos, Tensor sin, bool backward) {
+void CpuBackend::rotate_rows(Tokens tokens, Heads shape, Tensor x, int64_t heads, Tensor cos, Tensor sin, bool backward,
+                             Rows rows) {
   using A = Arith<true>;
   const int64_t HD = shape.head_dim, half = HD / 2;
-  const int64_t rows_a_task = larger(1, 1024 / x.cols);
   // Where a vector holds whole heads, the other halves of all its pairs are one shuffle away.
   const bool whole_heads = kLanes % HD == 0;
   Ints within = {}, partner = {};
@@ -37,35 +37,32 @@ void CpuBackend::rotate(Tokens tokens, Heads shape, Tensor x, int64_t heads, Ten
   }
   const Ints negative = (partner > lane_numbers() ? INT32_MIN : 0) ^ (backward ? INT32_MIN : 0);
 
-  parallel(ceil_div(x.rows, rows_a_task), 2 * x.size(), [&](int64_t task, int) {
-    const int64_t end = smaller((task + 1) * rows_a_task, x.rows);
-    for (int64_t row = task * rows_a_task; row < end; ++row) {
-      float* const values = x.data + row * x.cols;
-      const float* const c_row = cos.data + row % tokens.length * half;
-      const float* const s_row = sin.data + row % tokens.length * half;
-      if (whole_heads) {
-        const Floats c_half = A::load(c_row, int(half)), s_half = A::load(s_row, int(half));
-        const Floats c = shuffle(c_half, c_half, within);
-        const Floats s = (Floats)((Ints)shuffle(s_half, s_half, within) ^ negative);
-        for_lanes(0, heads * HD, [&](int64_t i, int lanes) {
-          const Floats own = A::load(values + i, lanes), other = shuffle(own, own, partner);
-          A::store(values + i, A::add(A::mul(own, c), A::mul(other, s)), lanes);
-        });
-        continue;
-      }
-      for (int64_t h = 0; h < heads; ++h) {
-        float* const low = values + h * HD;
-        float* const high = low + half;
-        for_lanes(0, half, [&](int64_t i, int lanes) {
-          const Floats c = A::load(c_row + i, lanes), s = A::load(s_row + i, lanes);
-          const Floats a = A::load(low + i, lanes), b = A::load(high + i, lanes);
-          const Floats as = A::mul(a, s), bs = A::mul(b, s);
-          A::store(low + i, A::add(A::mul(a, c), backward ? bs : A::negate(bs)), lanes);
-          A::store(high + i, A::add(A::mul(b, c), backward ? A::negate(as) : as), lanes);
-        });
-      }
+  for (int64_t row = rows.first; row < rows.first + rows.count; ++row) {
+    float* const values = x.data + row * x.cols;
+    const float* const c_row = cos.data + row % tokens.length * half;
+    const float* const s_row = sin.data + row % tokens.length * half;
+    if (whole_heads) {
+      const Floats c_half = A::load(c_row, int(half)), s_half = A::load(s_row, int(half));
+      const Floats c = shuffle(c_half, c_half, within);
+      const Floats s = (Floats)((Ints)shuffle(s_half, s_half, within) ^ negative);
+      for_lanes(0, heads * HD, [&](int64_t i, int lanes) {
+        const Floats own = A::load(values + i, lanes), other = shuffle(own, own, partner);
+        A::store(values + i, A::add(A::mul(own, c), A::mul(other, s)), lanes);
+      });
+      continue;
     }
-  });
+    for (int64_t h = 0; h < heads; ++h) {
+      float* const low = values + h * HD;
+      float* const high = low + half;
+      for_lanes(0, half, [&](int64_t i, int lanes) {
+        const Floats c = A::load(c_row + i, lanes), s = A::load(s_row + i, lanes);
+        const Floats a = A::load(low + i, lanes), b = A::load(high + i, lanes);
+        const Floats as = A::mul(a, s), bs = A::mul(b, s);
+        A::store(low + i, A::add(A::mul(a, c), backward ? bs : A::negate(bs)), lanes);
+        A::store(high + i, A::add(A::mul(b, c), backward ? A::negate(as) : as), lanes);
+      });
+    }
+  }
 }
 
 }  // namespace mjl::cpu::MJL_UNIT
