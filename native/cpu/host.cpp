@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cpu/host.h"
 
+#include <sys/mman.h>
 #include <time.h>
 
 #include <cstdlib>
@@ -8,9 +9,17 @@
 namespace mjl::cpu {
 namespace {
 
+constexpr uint64_t kLargePage = 2 << 20;
+
+// Large blocks in large pages, where the system gives them: a step touches all of its memory, and with small pages it
+// would spend much of its time on their addresses.
 void* system_allocate(uint64_t bytes) {
-  if (bytes > UINT64_MAX - 63) return nullptr;
-  return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+  const uint64_t page = bytes >= kLargePage ? kLargePage : 64;
+  if (bytes > UINT64_MAX - page) return nullptr;
+  const uint64_t size = (bytes + page - 1) / page * page;
+  void* const memory = std::aligned_alloc(page, size);
+  if (memory && page == kLargePage) madvise(memory, size, MADV_HUGEPAGE);  // a wish: it may be refused
+  return memory;
 }
 
 int system_start_thread(pthread_t* thread, void* (*body)(void*), void* argument) {
