@@ -122,7 +122,10 @@ def main() -> None:
     arguments = parser.parse_args()
 
     threads = len(os.sched_getaffinity(0))
-    workers = {"mojolearn": Worker(sys.executable, "mojolearn", {})}
+    workers = {
+        "mojolearn": Worker(sys.executable, "mojolearn", {}),
+        "one thread": Worker(sys.executable, "mojolearn", {"MOJOLEARN_THREADS": "1"}),
+    }
     if arguments.torch:
         workers["PyTorch eager"] = Worker(arguments.torch, "torch", {})
         if not arguments.no_compile:
