@@ -44,7 +44,7 @@ FIELDS = frozenset(
 )
 OPTIONAL_FIELDS = frozenset(("model_shape",))
 
-_DEPTH_LIMIT = 32  # data_schedule, the deepest part, goes to about 12
+_DEPTH_LIMIT = 32  # no valid document has more than 11: a data_schedule goes to 8, two levels down
 _DIGITS_LIMIT = 4300  # of an integer: what Python itself converts to and from text
 _BLOCK = 1 << 20
 
@@ -147,7 +147,7 @@ def read_binary(path: PathLike) -> State:
 
 
 def format_of(path: PathLike) -> str:
-    """"binary" or "json", told by how the file begins. Raises ValueError if it can be neither."""
+    """ "binary" or "json", told by how the file begins. Raises ValueError if it can be neither."""
     with reading(os.fspath(path)) as source:
         if source.begins_with(MAGIC):
             return "binary"

@@ -2,8 +2,8 @@
  *
  * Single operations of the product, for tests/test_operations.py and tests/test_elementary.py.
  *
- * The library behind this header links the product's own objects; it is built for tests only. Every array is row-major and
- * dense. M = batch * length rows, D = d_model, H = n_heads, KV = n_kv, HD = head_dim, V = vocab_size.
+ * The library behind this header links the product's own objects; it is built for tests only. Every array is row-major
+ * and dense. M = batch * length rows, D = d_model, H = n_heads, KV = n_kv, HD = head_dim, V = vocab_size.
  * Functions that return int32_t return a status of mojolearn.h (MJL_OK = 0).
  */
 #ifndef MOJOLEARN_PROBE_H

@@ -164,12 +164,17 @@ int64_t reference_parameter_count(const reference_shape* shape) { return Model(*
 int32_t reference_step(const reference_shape* shape, const reference_adamw* a, int64_t step, const int32_t* ids,
                        float* parameters, float* m, float* v, float* loss, float* out_gradients) {
   const Model s(*shape);
-  Floats g;
-  const bool ok = gradients(s, parameters, columns(s, ids, 0).data(), columns(s, ids, 1).data(), loss, &g);
-  put(g, out_gradients);
+  const int64_t count = s.parameter_count();
+  Floats g, next_p(parameters, parameters + count), next_m(m, m + count), next_v(v, v + count);
+  bool ok = gradients(s, parameters, columns(s, ids, 0).data(), columns(s, ids, 1).data(), loss, &g);
+  adamw({a->lr, a->beta1, a->beta2, a->eps, a->weight_decay}, step, count, g.data(), next_p.data(), next_m.data(),
+        next_v.data());
+  ok = ok && all_finite(next_p) && all_finite(next_m) && all_finite(next_v);
   if (!ok) return kNonFinite;
-  adamw({a->lr, a->beta1, a->beta2, a->eps, a->weight_decay}, step, s.parameter_count(), g.data(), parameters, m, v);
-  return kOk;
+  put(g, out_gradients);
+  put(next_p, parameters);
+  put(next_m, m);
+  return put(next_v, v);
 }
 
 int32_t reference_evaluate(const reference_shape* shape, const float* parameters, const int32_t* ids, float* loss) {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The referee of the tests: a literal, scalar implementation of docs/numerics.md that shares no code with the product.
- * Its library implements the operations of probe.h, and beside them what follows. Functions return 0 or a status of mojolearn.h.
+ * Its library implements the operations of probe.h, and beside them what follows. Functions return 0 or a status of
+ * mojolearn.h.
  */
 #ifndef MOJOLEARN_REFERENCE_H
 #define MOJOLEARN_REFERENCE_H
@@ -40,7 +41,8 @@ typedef struct reference_adamw {
 
 REFERENCE_API int64_t reference_parameter_count(const reference_shape* shape);
 
-/* Training step number `step` >= 1. ids: [batch, length + 1]; parameters, m, v, gradients: [parameter_count]. */
+/* Training step number `step` >= 1. ids: [batch, length + 1]; parameters, m, v, gradients: [parameter_count].
+ * A refused step changes nothing but *loss. */
 REFERENCE_API int32_t reference_step(const reference_shape* shape, const reference_adamw* adamw, int64_t step,
                                      const int32_t* ids, float* parameters, float* m, float* v, float* loss,
                                      float* gradients);
@@ -49,11 +51,13 @@ REFERENCE_API int32_t reference_step(const reference_shape* shape, const referen
 REFERENCE_API int32_t reference_evaluate(const reference_shape* shape, const float* parameters, const int32_t* ids,
                                          float* loss);
 
-/* ids: [rows, length]; lengths: [rows] or NULL; out: [rows, length, vocab_size]. Each row is computed alone, at its own length. */
+/* ids: [rows, length]; lengths: [rows] or NULL; out: [rows, length, vocab_size]. Each row is computed alone, at its own
+ * length. */
 REFERENCE_API int32_t reference_logits(const reference_shape* shape, const float* parameters, const int32_t* ids,
                                        int32_t rows, int32_t length, const int32_t* lengths, float* out);
 
-/* An elementary function by name ("exp", "log", "sin", "cos", or "pow" with base 10000), over `count` consecutive bit patterns. */
+/* An elementary function by name ("exp", "log", "sin", "cos", or "pow" with base 10000), over `count` consecutive bit
+ * patterns. */
 REFERENCE_API int32_t reference_elementary(const char* name, uint32_t first_bits, int64_t count, float* out);
 
 /* Largest error of values[i] against the function in double, in units of the true value's last place (for sin and cos:

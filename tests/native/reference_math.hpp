@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference's arithmetic: one rounding at a time, in the order in which docs/numerics.md states it. Nothing here is fast.
+// The reference's arithmetic: one rounding at a time, in the order in which docs/numerics.md states it. Nothing here is
+// fast.
 // A `Variant` other than right breaks exactly one rule, so that a test can show that its input would notice.
 #pragma once
 
@@ -52,10 +53,10 @@ inline float z(float x) {
   return float_of(bits_of(x) & 0x80000000u);
 }
 
-// Passes a rounded result through z. `exact` and `rest` add up to the result before rounding; only the variant asks for them.
-template <class Exact>
-float settle(float rounded, Exact exact) {
-  if (variant == Variant::hardware_flush && std::fabs(rounded) == kSmallestNormal && exact())
+// Passes a rounded result through z. is_smaller() tells whether it was below 2^-126 before rounding, for a variant.
+template <class IsSmaller>
+float settle(float rounded, IsSmaller is_smaller) {
+  if (variant == Variant::hardware_flush && std::fabs(rounded) == kSmallestNormal && is_smaller())
     return std::copysign(0.0f, rounded);
   return z(rounded);
 }

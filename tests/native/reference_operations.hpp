@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The reference's operations on whole arrays, one loop for each index of docs/numerics.md. Arrays are dense and row-major;
-// M = batch * length rows, D = d_model, H = n_heads, KV = n_kv, HD = head_dim, V = vocab_size.
+// The reference's operations on whole arrays, one loop for each index of docs/numerics.md. Arrays are dense and
+// row-major; M = batch * length rows, D = d_model, H = n_heads, KV = n_kv, HD = head_dim, V = vocab_size.
 #pragma once
 
 #include <algorithm>

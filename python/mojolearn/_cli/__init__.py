@@ -86,9 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name,
             help=help_text,
-            description=module.DESCRIPTION
-            if hasattr(module, "DESCRIPTION")
-            else f"{help_text[0].upper()}{help_text[1:]}.",
+            description=getattr(module, "DESCRIPTION", help_text.capitalize() + "."),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )

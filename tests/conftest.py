@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the Python package share."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def run_python():
+    """Runs a script in a process of its own and gives back what it printed; it must end well, and on its own."""
+
+    def run(script, *arguments, status=0, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", script, *map(str, arguments)],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout
+
+    return run
