@@ -16,7 +16,7 @@
 namespace mjl::cpu::MJL_UNIT {
 namespace {
 
-constexpr int kRun = 8;  // independent chains kept in registers at a time
+constexpr int kRun = 8;  // independent sums kept in registers at a time
 
 // out[i] = contraction over depth of column x with rows[i], for N rows. x: [depth][kLanes]
 template <class A, int N>
@@ -55,14 +55,14 @@ MJL_INLINE void dots(const float* x, const float* rows, int64_t stride, int64_t 
 template <class A, int N>
 MJL_INLINE void chain_run(const float* w, const float* rows, int64_t stride, int64_t count, bool resume, float* out) {
   Floats sum[N];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int d = 0; d < N; ++d) sum[d] = resume ? raw_load(out + d * kLanes) : Floats{};
   for (int64_t i = 0; i < count; ++i) {
     const Floats wi = A::load(w + i * kLanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int d = 0; d < N; ++d) sum[d] = A::fma(wi, A::value(rows[i * stride + d]), sum[d]);
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int d = 0; d < N; ++d) A::store(out + d * kLanes, sum[d]);
 }
 
@@ -70,15 +70,32 @@ template <class A>
 MJL_INLINE void chains(const float* w, const float* rows, int64_t stride, int64_t count, int64_t depth, bool resume,
                        float* out) {
   int64_t d = 0;
-  for (; d + kRun <= depth; d += kRun) chain_run<A, kRun>(w, rows + d, stride, count, resume, out + d * kLanes);
+  for (; d + 2 * kRun <= depth; d += 2 * kRun)  // whole cache lines of the rows, where vectors are wide
+    chain_run<A, 2 * kRun>(w, rows + d, stride, count, resume, out + d * kLanes);
   for (; d + 2 <= depth; d += 2) chain_run<A, 2>(w, rows + d, stride, count, resume, out + d * kLanes);
 }
 
+// Which lanes may see a key (or which keys a query may see): a mask, or all of them.
+struct All {};
+
+// body(j, visible) for j in [begin, end), where all lanes see each other below `all_end` or from `all_begin` on.
+template <class Mask, class Body>
+MJL_INLINE void over(int64_t begin, int64_t end, int64_t all_end, int64_t all_begin, Mask&& mask, Body&& body) {
+  int64_t j = begin;
+  for (; j < smaller(all_end, end); ++j) body(j, All{});
+  for (; j < smaller(all_begin, end); ++j) body(j, mask(j));
+  for (; j < end; ++j) body(j, All{});
+}
+
 // s = add(mul(dot, rsqrt(HD)), mask). In a careful pass hidden keys get -FLT_MAX added; in a plain one hide() removes
-// their effect.
+// their effect. (Adding +0 to a visible score can only turn -0 into +0, which neither max nor exp tells apart.)
 template <class A>
 MJL_INLINE Floats score(Floats dot, Ints visible, Floats scale) {
   return A::add(A::mul(dot, scale), A::select(visible, A::value(0.0f), A::value(-FLT_MAX)));
+}
+template <class A>
+MJL_INLINE Floats score(Floats dot, All, Floats scale) {
+  return A::mul(dot, scale);
 }
 
 // Masked keys have p = +0: in a careful pass that comes out of exp, in a plain one it is put there.
@@ -87,6 +104,13 @@ MJL_INLINE Floats hide(Floats x, Ints visible) {
   if constexpr (A::flushes) return x;
   return A::select(visible, x, Floats{});
 }
+template <class A>
+MJL_INLINE Floats hide(Floats x, All) {
+  return x;
+}
+
+MJL_INLINE Ints visible_to(Ints lanes, Ints visible) { return lanes & visible; }
+MJL_INLINE Ints visible_to(Ints lanes, All) { return lanes; }
 
 // Writes a column block back to rows: to[lane][d] = from[d][lane].
 void spread(const float* from, int64_t lanes, int64_t depth, float* to, int64_t stride) {
@@ -164,7 +188,7 @@ void CpuBackend::attention(Tokens tokens, Heads heads, Tensor q, Tensor k, Tenso
     pack<kLanes>(q.data + row * q.cols + h * HD, q.cols, 1, count, HD, queries);
     const float* const keys = k.data + b * L * KD + h / group * HD;
     const float* const values = v.data + b * L * KD + h / group * HD;
-    const Ints query = lane_numbers() + int32_t(first);
+    const auto sees = [query = lane_numbers() + int32_t(first)](int64_t j) { return query >= int32_t(j); };
     const Ints present = lane_numbers() < int32_t(count);
     float statistics[2 * kLanes];
     uint32_t faults = 0;
@@ -175,20 +199,18 @@ void CpuBackend::attention(Tokens tokens, Heads heads, Tensor q, Tensor k, Tenso
       dots<A>(queries, keys, KD, HD, key_count, weights);
       Floats m = A::value(-__builtin_inff());
       Ints bad = {};
-      for (int64_t j = 0; j < key_count; ++j) {
-        const Ints visible = query >= int32_t(j);
+      over(0, key_count, first + 1, key_count, sees, [&](int64_t j, auto visible) {
         const Floats s = score<A>(raw_load(weights + j * kLanes), visible, scale);
-        bad |= non_finite(s) & visible & present;
+        bad |= visible_to(non_finite(s) & present, visible);
         raw_store(weights + j * kLanes, s);
         m = A::max(m, s);
-      }
+      });
       Floats den = {};
-      for (int64_t j = 0; j < key_count; ++j) {
-        const Floats e =
-            hide<A>(math::exp<A>(A::add(raw_load(weights + j * kLanes), A::negate(m))), query >= int32_t(j));
+      over(0, key_count, first + 1, key_count, sees, [&](int64_t j, auto visible) {
+        const Floats e = hide<A>(math::exp<A>(A::add(raw_load(weights + j * kLanes), A::negate(m))), visible);
         raw_store(weights + j * kLanes, e);
         den = A::add(den, e);
-      }
+      });
       for (int64_t j = 0; j < key_count; ++j)
         A::store(weights + j * kLanes, A::div(raw_load(weights + j * kLanes), den));
       chains<A>(weights, values, KD, key_count, HD, false, out);
@@ -220,7 +242,7 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
   find_bounded(tokens, heads, q, k);
 
   // p and ds of one block, given the columns of q . k in `weights` and of d_context . v in `slopes`.
-  const auto probability = [](auto arithmetic, float* weight, Ints visible, Floats scale, Floats m, Floats den) {
+  const auto probability = [](auto arithmetic, float* weight, auto visible, Floats scale, Floats m, Floats den) {
     using A = decltype(arithmetic);
     const Floats s = score<A>(raw_load(weight), visible, scale);
     const Floats p = A::div(hide<A>(math::exp<A>(A::add(s, A::negate(m))), visible), den);
@@ -243,7 +265,7 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
     pack<kLanes>(d_context.data + row * D + h * HD, D, 1, count, HD, contexts);
     const float* const keys = k.data + b * L * KD + h / group * HD;
     const float* const values = v.data + b * L * KD + h / group * HD;
-    const Ints query = lane_numbers() + int32_t(first);
+    const auto sees = [query = lane_numbers() + int32_t(first)](int64_t j) { return query >= int32_t(j); };
     Floats m = {}, den = broadcast(1.0f);
     for (int64_t i = 0; i < count; ++i) {
       m[i] = score_max.data[(row + i) * H + h];
@@ -256,10 +278,10 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
       dots<A>(queries, keys, KD, HD, key_count, weights);
       dots<A>(contexts, values, KD, HD, key_count, slopes);
       Floats sum = {};
-      for (int64_t j = 0; j < key_count; ++j) {
-        const Floats p = probability(arithmetic, weights + j * kLanes, query >= int32_t(j), scale, m, den);
+      over(0, key_count, first + 1, key_count, sees, [&](int64_t j, auto visible) {
+        const Floats p = probability(arithmetic, weights + j * kLanes, visible, scale, m, den);
         sum = A::fma(raw_load(slopes + j * kLanes), p, sum);
-      }
+      });
       for (int64_t j = 0; j < key_count; ++j) {
         const Floats ds = A::mul(raw_load(weights + j * kLanes), A::add(raw_load(slopes + j * kLanes), A::negate(sum)));
         A::store(slopes + j * kLanes, A::mul(ds, scale));
@@ -289,7 +311,7 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
     float* const out_v = space.take(HD);
     pack<kLanes>(k.data + row * KD + kv * HD, KD, 1, count, HD, keys);
     pack<kLanes>(v.data + row * KD + kv * HD, KD, 1, count, HD, values);
-    const Ints key = lane_numbers() + int32_t(first);
+    const auto seen = [key = lane_numbers() + int32_t(first)](int64_t l) { return key <= int32_t(l); };
     bool bounded = true;
     for (int64_t h = kv * group; h < (kv + 1) * group; ++h) bounded = bounded && bounded_[b * H + h] != 0.0f;
 
@@ -303,14 +325,15 @@ void CpuBackend::attention_backward(Tokens tokens, Heads heads, Tensor q, Tensor
         const float* const d_context_rows = d_context.data + from * D + h * HD;
         dots<A>(keys, q_rows, D, HD, queries, weights);
         dots<A>(values, d_context_rows, D, HD, queries, slopes);
-        for (int64_t l = 0; l < queries; ++l) {
-          const int64_t at = (from + l) * H + h;
-          const Ints visible = key <= int32_t(first_query + l);
-          const Floats p = probability(arithmetic, weights + l * kLanes, visible, scale, A::value(score_max.data[at]),
+        over(first_query, L, 0, first + kLanes, seen, [&](int64_t l, auto visible) {
+          const int64_t at = (b * L + l) * H + h;
+          float* const weight = weights + (l - first_query) * kLanes;
+          float* const slope = slopes + (l - first_query) * kLanes;
+          const Floats p = probability(arithmetic, weight, visible, scale, A::value(score_max.data[at]),
                                        A::value(denominator.data[at]));
-          const Floats ds = A::mul(p, A::add(raw_load(slopes + l * kLanes), A::negate(A::value(zz.data[at]))));
-          A::store(slopes + l * kLanes, A::mul(ds, scale));
-        }
+          const Floats ds = A::mul(p, A::add(raw_load(slope), A::negate(A::value(zz.data[at]))));
+          A::store(slope, A::mul(ds, scale));
+        });
         chains<A>(slopes, q_rows, D, queries, HD, h > kv * group, out_k);
         chains<A>(weights, d_context_rows, D, queries, HD, h > kv * group, out_v);
       }
