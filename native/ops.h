@@ -34,7 +34,7 @@ struct Tensor {
   // that plain flushed arithmetic is exact; null when nobody tracks it.
   int32_t* min_exponent = nullptr;
 
-  int64_t size() const { return rows * cols; }
+  constexpr int64_t size() const { return rows * cols; }
 };
 
 // The sequences of one call: `batch` rows of `length` positions. Position t of row b is row b * length + t of every
@@ -46,7 +46,7 @@ struct Tokens {
   int64_t length = 0;
   const int32_t* lengths = nullptr;  // row b is real at t < lengths[b], padding after; null: all real
 
-  int64_t count() const { return batch * length; }
+  constexpr int64_t count() const { return batch * length; }
 };
 
 struct Heads {
