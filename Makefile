@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 PYTHON ?= python3
 BIN := .venv/bin
-CXX_FILES = $(shell find native tests/native examples -name '*.[ch]' -o -name '*.[ch]pp')
+CXX_FILES = $(shell find native tests/native tests/fuzz examples -name '*.[ch]' -o -name '*.[ch]pp' -o -name '*.cu')
 SHELL_FILES := .ci/run $(wildcard ci/*.sh)
 
 .PHONY: help train test build lint format wheel clean
