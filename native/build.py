@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds libmojolearn.so. Needs Python >= 3.10 and a C++17 compiler, nothing else.
 
-A family of sources is a function that lists `Object`s: what to compile, with which flags. There are two today:
+A family of sources is a function that lists `Object`s: what to compile, with which flags. There are three today:
 
+  - CUDA kernels (native/kernels) are compiled by nvcc, a file at a time, to images for all of CUDA_ARCHITECTURES, which
+    become read-only data of the library (native/cuda/images.cpp). Without nvcc, and in builds for debuggers and
+    sanitizers, there are none; mjl_build_info says so;
   - generic code runs on any processor of the architecture;
   - vector-unit code (native/cpu/unit) is compiled once for each unit in UNITS, in a namespace of the unit's name, and
     chosen at run time. `--check` proves that no function compiled for AVX can be reached from generic code by accident.
@@ -27,7 +30,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -35,6 +38,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Every command runs in ROOT and all paths are relative to it, so that objects are the same wherever it is.
 NATIVE = Path("native")
 UNIT_SOURCES = NATIVE / "cpu" / "unit"
+KERNEL_SOURCES = NATIVE / "kernels"
+IMAGES_SOURCE = NATIVE / "cuda" / "images.cpp"
 PROBE_SOURCES = Path("tests", "native")
 HEADER = NATIVE / "include" / "mojolearn.h"
 EXPORTS = NATIVE / "exports.txt"
@@ -51,13 +56,20 @@ UNITS = {
     "aarch64": {"neon": ""},
 }
 
+# Machine code for these, and compute_ code from which drivers make machine code for what comes later.
+CUDA_ARCHITECTURES = "sm_80 sm_86 sm_89 sm_90 sm_100 sm_120 compute_120"
+CUDA_FLAGS = (
+    "-std=c++17 -O3 --expt-relaxed-constexpr -fmad=false -ftz=false -prec-div=true -prec-sqrt=true "
+    "-Xfatbin -compress-all --compress-mode=size"
+)
+
 FLAGS = (
     "-std=c++17 -fPIC -fvisibility=hidden -fvisibility-inlines-hidden -ffp-contract=off -fno-math-errno "
     "-Wall -Wextra -Werror -Wno-psabi -pthread"
 )
 INCLUDES = "-I native -I native/include"
 # The C++ runtime is linked in, without its unused parts: all that the library needs is a glibc that is new enough.
-LINK_FLAGS = "-shared -pthread -Wl,-z,defs -Wl,--exclude-libs,ALL -Wl,--gc-sections -static-libstdc++ -static-libgcc"
+LINK_FLAGS = "-shared -pthread -ldl -Wl,--exclude-libs,ALL -Wl,--gc-sections -static-libstdc++ -static-libgcc"
 # What the library may need: parts of glibc.
 SYSTEM_LIBRARIES = re.compile(r"(libc|libm|libpthread|libdl|ld-linux-[\w-]+)\.so\.\d")
 
@@ -74,6 +86,8 @@ class Config:
     debug: bool
     sanitize: str
     jobs: int
+    nvcc: str = ""  # "" leaves the CUDA kernels out
+    cuda_architectures: str = ""
 
     @property
     def name(self) -> str:
@@ -113,13 +127,21 @@ class Config:
         return UNITS[self.architecture]
 
     @property
+    def nvcc_version(self) -> str:
+        found = re.search(r"release [\d.]+, V([\d.]+)", run([self.nvcc, "--version"]))
+        return found[1] if found else "unknown"
+
+    @property
     def build_info(self) -> str:
         """What mjl_build_info() returns: neither paths nor dates, so that builds are reproducible."""
         info = {
             "compiler": run([self.cxx, "--version"]).splitlines()[0],
             "flags": " ".join(f"{self.optimize('-O2')} {FLAGS} {self.extra}".split()),
-            "backends": ["cpu"],
+            "backends": ["cpu", "cuda"] if self.nvcc else ["cpu"],
             "units": list(self.units),
+            "cuda": f"nvcc {self.nvcc_version}: {self.cuda_architectures}"
+            if self.nvcc
+            else "left out: built without nvcc",
         }
         return json.dumps(info)
 
@@ -132,6 +154,7 @@ class Object:
     path: Path
     command: list[str]
     unit: str = ""
+    inputs: tuple[Path, ...] = ()  # what it reads beside what the compiler lists
 
     @property
     def dependencies(self) -> Path:
@@ -147,10 +170,11 @@ class Object:
 
     def read_files(self) -> list[Path]:
         _, _, names = self.dependencies.read_text().replace("\\\n", " ").partition(":")
-        return [Path(name) for name in shlex.split(names)]
+        return [*map(Path, shlex.split(names)), *self.inputs]
 
     def compile(self) -> None:
-        say(f"CXX {self.source}" + (f" [{self.unit}]" if self.unit else ""))
+        compiler = "NVCC" if self.source.suffix == ".cu" else "CXX"
+        say(f"{compiler} {self.source}" + (f" [{self.unit}]" if self.unit else ""))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         started = time.time()
         run(self.command)
@@ -161,8 +185,31 @@ class Object:
 def generic_objects(config: Config) -> Iterator[Object]:
     defines = [unit_list(config), f"-DMJL_BUILD_INFO={json.dumps(config.build_info)}"]
     for source in sorted(NATIVE.rglob("*.cpp")):
-        if source.parent != UNIT_SOURCES:
+        if source.parent != UNIT_SOURCES and source != IMAGES_SOURCE:
             yield compilation(config, source, config.optimize("-O2"), defines)
+
+
+def cuda_images(config: Config) -> Iterator[Object]:
+    if not config.nvcc:
+        return
+    targets = []
+    for name in config.cuda_architectures.split():
+        kind, number = name.split("_")
+        targets.append(f"-gencode=arch=compute_{number},code={kind}_{number}")
+    for source in sorted(
+        KERNEL_SOURCES.glob("*.cu"), key=lambda path: -path.stat().st_size
+    ):  # what takes longest first
+        path = config.directory / source.with_suffix(".fatbin")
+        files = ["-MMD", "-MF", str(path.with_suffix(".d")), "-fatbin", str(source), "-o", str(path)]
+        yield Object(source, path, [config.nvcc, *f"{CUDA_FLAGS} {INCLUDES}".split(), *targets, *files])
+
+
+def images_object(config: Config, images: list[Object]) -> Object:
+    """The data of native/cuda/images.cpp."""
+    listed = " ".join(f'X({image.path.stem}, "{image.path}")' for image in sorted(images, key=lambda image: image.path))
+    defines = [f"-DMJL_CUDA_IMAGES={listed}", f'-DMJL_CUDA_ARCHITECTURES="{config.cuda_architectures}"']
+    item = compilation(config, IMAGES_SOURCE, "-O2", defines)
+    return Object(item.source, item.path, item.command, inputs=tuple(image.path for image in images))
 
 
 def unit_objects(config: Config, sources: Iterable[Path]) -> Iterator[Object]:
@@ -172,7 +219,8 @@ def unit_objects(config: Config, sources: Iterable[Path]) -> Iterator[Object]:
 
 
 def probe_objects(config: Config) -> Iterator[Object]:
-    yield compilation(config, PROBE_SOURCES / "probe.cpp", config.optimize("-O2"), [unit_list(config)])
+    for name in ("probe.cpp", "faults.cpp"):
+        yield compilation(config, PROBE_SOURCES / name, config.optimize("-O2"), [unit_list(config)])
     yield from unit_objects(config, [PROBE_SOURCES / "probe_unit.cpp"])
 
 
@@ -201,6 +249,8 @@ def build(objects: Iterable[Object], jobs: int) -> None:
 def link(config: Config, objects: Iterable[Object], name: str, *flags: str) -> Path:
     path = config.directory / name
     inputs = [item.path for item in objects]
+    if not config.sanitize:
+        flags += ("-Wl,-z,defs",)  # a sanitizer may leave its own functions to the program
     command = [config.cxx, *LINK_FLAGS.split(), *config.extra.split(), *flags, *map(str, inputs), "-o", str(path)]
     if not (same_command(path, command) and is_newer(path, inputs)):
         say(f"LINK {path}")
@@ -293,28 +343,41 @@ def parse_arguments() -> argparse.Namespace:
     add("--check", action="store_true", help="then check exported symbols and the isolation of vector-unit code")
     add("--debug", action="store_true", help="for a debugger; without --out it goes to build/native/<config>/lib")
     add("--sanitize", default="", metavar="LIST", help="such as address,undefined or thread; goes where --debug goes")
-    add("--cxx", default=os.environ.get("CXX", "g++"), help="the compiler, for this machine or another (default: $CXX, else g++)")
+    add(
+        "--cxx",
+        default=os.environ.get("CXX", "g++"),
+        help="the compiler, for this machine or another (default: $CXX, else g++)",
+    )
+    add("--nvcc", default=os.environ.get("NVCC", "nvcc"), help='CUDA\'s compiler (default: $NVCC, else nvcc); "": none')
+    add("--cuda", default=CUDA_ARCHITECTURES, metavar="LIST", help=f"for these (default: {CUDA_ARCHITECTURES})")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="compilations at a time (default: all processors)")
     return parser.parse_args()
 
 
 def build_all(arguments: argparse.Namespace) -> None:
     config = Config(arguments.cxx, arguments.debug, arguments.sanitize, arguments.jobs)
+    if config.is_product and arguments.nvcc and (nvcc := shutil.which(arguments.nvcc)):
+        config = replace(config, nvcc=nvcc, cuda_architectures=arguments.cuda)
     out = arguments.out or (Path("python", "mojolearn", "_lib") if config.is_product else config.directory / "lib")
     config.directory.mkdir(parents=True, exist_ok=True)
     with open(config.directory / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # builds of one configuration take turns
+        images = list(cuda_images(config))
         objects = [*generic_objects(config), *unit_objects(config, sorted(UNIT_SOURCES.glob("*.cpp")))]
-        build(objects, config.jobs)
+        build([*images, *objects], config.jobs)
+        objects.append(images_object(config, images))
+        build(objects[-1:], config.jobs)
         library = link(config, objects, LIBRARY, f"-Wl,--version-script={NATIVE / 'mojolearn.map'}")
         install(library, out)
         install(HEADER, out)
+        if arguments.check:
+            check(library, objects)
         if arguments.probe:
             probe = list(probe_objects(config))
             build(probe, config.jobs)
-            install(link(config, [*objects, *probe], PROBE), Path("build") if config.is_product else out)
-        if arguments.check:
-            check(library, objects)
+            # Bound to itself, so that it calls its own `operator new`, whatever else is loaded.
+            library = link(config, [*objects, *probe], PROBE, "-Wl,-Bsymbolic-functions")
+            install(library, Path("build") if config.is_product else out)
 
 
 def main() -> int:

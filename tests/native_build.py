@@ -20,7 +20,7 @@ import cffi
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "tests" / "native"
 REFERENCE = ROOT / "build" / "tests" / "libreference.so"
-PROBE = ROOT / "build" / "libmojolearn_probe.so"
+PROBE = Path(os.environ.get("MOJOLEARN_PROBE") or ROOT / "build" / "libmojolearn_probe.so")
 
 
 def _declarations(header: str) -> str:
@@ -75,8 +75,8 @@ def reference_library() -> Any:
 
 @functools.cache
 def probe_library() -> Any:
-    """The product's single operations, built by native/build.py (which does nothing when all is up to date)."""
-    subprocess.run(
-        [sys.executable, str(ROOT / "native" / "build.py"), "--probe"], check=True, stdout=subprocess.DEVNULL
-    )
+    """The product's single operations: the library that MOJOLEARN_PROBE names, else what native/build.py builds."""
+    if not os.environ.get("MOJOLEARN_PROBE"):
+        build = [sys.executable, str(ROOT / "native" / "build.py"), "--probe"]
+        subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     return ffi().dlopen(str(PROBE))

@@ -4,8 +4,9 @@
 
 #include <memory>
 
-#include "model/session.h"
+#include "error.h"
 #include "mojolearn.h"
+#include "ops.h"
 
 namespace mjl::api {
 

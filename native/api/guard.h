@@ -10,12 +10,12 @@
 #include <string>
 
 #include "cpu/float_mode.h"
-#include "model/session.h"
+#include "error.h"
 #include "mojolearn.h"
 
 namespace mjl::api {
 
-void set_last_error(const std::string& text);
+void set_last_error(const char* text) noexcept;
 
 template <class Body>
 mjl_status guard(Body&& body) {
@@ -30,7 +30,7 @@ mjl_status guard(Body&& body) {
     set_last_error("out of memory");
     return MJL_ERROR_MEMORY;
   } catch (const std::exception& error) {
-    set_last_error(std::string("internal error: ") + error.what());
+    set_last_error(error.what());
     return MJL_ERROR_INTERNAL;
   }
 }

@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <new>
+
 #include "api/guard.h"
 
 namespace mjl::api {
 namespace {
 thread_local std::string last_error;
 }
-void set_last_error(const std::string& text) { last_error = text; }
+void set_last_error(const char* text) noexcept {
+  try {
+    last_error = text;
+  } catch (const std::bad_alloc&) {
+    last_error = "out of memory";  // short enough to need no memory
+  }
+}
 }  // namespace mjl::api
 
 uint32_t mjl_abi_version(void) { return MJL_ABI_VERSION; }

@@ -12,13 +12,13 @@ namespace {
 constexpr uint64_t kLargePage = 2 << 20;
 
 // Large blocks in large pages, where the system gives them: a step touches all of its memory, and with small pages it
-// would spend much of its time on their addresses.
+// would spend much of its time on their addresses. The end of a block stays in small ones, so that it takes no more
+// memory than it says.
 void* system_allocate(uint64_t bytes) {
-  const uint64_t page = bytes >= kLargePage ? kLargePage : 64;
-  if (bytes > UINT64_MAX - page) return nullptr;
-  const uint64_t size = (bytes + page - 1) / page * page;
-  void* const memory = std::aligned_alloc(page, size);
-  if (memory && page == kLargePage) madvise(memory, size, MADV_HUGEPAGE);  // a wish: it may be refused
+  const uint64_t large = bytes / kLargePage * kLargePage;
+  void* memory;
+  if (posix_memalign(&memory, large ? kLargePage : 64, bytes) != 0) return nullptr;
+  if (large) madvise(memory, large, MADV_HUGEPAGE);  // a wish: it may be refused
   return memory;
 }
 

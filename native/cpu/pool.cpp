@@ -11,6 +11,7 @@ namespace mjl::cpu {
 namespace {
 
 constexpr uint64_t kPollEvery = 20'000'000;  // ns
+constexpr int kMostUnpolled = 1000;          // chances to poll, in case that the clock stands still
 constexpr uint64_t kClosed = 0xffffffff;     // no task has this number
 constexpr int kSpins = 4000;  // some 100 us: longer than the pause between two steps, shorter than a time slice
 
@@ -143,15 +144,17 @@ void Pool::run(int64_t count, int64_t cycles, Body body, void* context) {
 
 void Pool::poll() {
   if (poll_ == nullptr) return;
-  const uint64_t now = host().nanoseconds();
-  if (now < next_poll_) return;
+  // Seen from a clock that was set back, much time has passed.
+  if (host().nanoseconds() - polled_at_ < kPollEvery && ++unpolled_ < kMostUnpolled) return;
   if (poll_(poll_context_) != 0) cancelled_ = true;
-  next_poll_ = host().nanoseconds() + kPollEvery;
+  polled_at_ = host().nanoseconds();
+  unpolled_ = 0;
 }
 
 void Pool::clear_cancelled() {
   cancelled_ = false;
-  next_poll_ = host().nanoseconds() + kPollEvery;
+  polled_at_ = host().nanoseconds();
+  unpolled_ = 0;
 }
 
 }  // namespace mjl::cpu

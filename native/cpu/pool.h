@@ -69,7 +69,8 @@ class Pool {
   int workers_ = 0;
   Poll poll_ = nullptr;
   void* poll_context_ = nullptr;
-  uint64_t next_poll_ = 0;
+  uint64_t polled_at_ = 0;
+  int unpolled_ = 0;
 };
 
 }  // namespace mjl::cpu

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <thread>
 
+#include "error.h"
 #include "model/model.h"
-#include "model/session.h"
 
 namespace mjl::gpu {
 namespace {

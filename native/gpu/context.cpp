@@ -8,8 +8,8 @@
 #include <mutex>
 #include <utility>
 
+#include "error.h"
 #include "kernels/gemm.h"
-#include "model/session.h"
 #include "mojolearn.h"
 
 namespace mjl::gpu {

@@ -52,7 +52,7 @@ enum {
   MJL_ERROR_ARGUMENT = 100,    /* a pointer, count, size or value is not acceptable */
   MJL_ERROR_STATE = 200,       /* the call is not possible now (no gradient yet, used after a fork) */
   MJL_ERROR_CANCELLED = 210,   /* the poll function asked to stop; nothing was changed */
-  MJL_ERROR_NON_FINITE = 220,  /* a NaN or infinity in scores, logits, loss, gradient or state; nothing was changed */
+  MJL_ERROR_NON_FINITE = 220,  /* a NaN or infinity in scores, logits, loss, gradient or update; nothing was changed */
   MJL_ERROR_UNSUPPORTED = 300, /* the asked-for vendor, device or vector unit is not there */
   MJL_ERROR_MEMORY = 400,      /* memory or threads could not be had */
   MJL_ERROR_DEVICE = 500,      /* the device refused a command; nothing was changed */
@@ -172,7 +172,7 @@ MJL_API mjl_status mjl_session_logits(mjl_session* session, const int32_t* ids, 
 MJL_API mjl_status mjl_session_next_tokens(mjl_session* session, const int32_t* ids, int32_t rows, int32_t length,
                                            const int32_t* lengths, int32_t* out_tokens);
 
-/* Copies the state out. Each array holds `count` floats; any of the three may be NULL. */
+/* Copies the state out. Each array holds `count` floats; any of the outputs may be NULL. */
 MJL_API mjl_status mjl_session_export_state(mjl_session* session, float* out_parameters, float* out_m, float* out_v,
                                             uint64_t count, int64_t* out_completed_steps);
 

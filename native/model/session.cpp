@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "math/scalar.h"
@@ -67,6 +68,7 @@ Session::Session(std::unique_ptr<Backend> backend, const Shape& shape, const Ada
   if (const std::string problem = adamw.problem(); !problem.empty()) refuse(MJL_ERROR_ARGUMENT, "adamw: " + problem);
   check_state(shape, state);
 
+  ids_.reserve(size_t(shape.B * (shape.L + 1)));
   model_.shape = shape;
   const uint64_t planned = plan(model_, nullptr);
   memory_bytes_ = planned + backend_->scratch_bytes(shape);
@@ -224,7 +226,7 @@ void Session::logits(const int32_t* ids, int64_t rows, int64_t length, const int
     const int64_t real = (lengths ? lengths[b] : length) * V;
     uint32_t bad = 0;
     for (int64_t i = 0; i < real; ++i) bad |= !scalar::is_finite(row[i]);
-    if (bad) refuse(MJL_ERROR_NON_FINITE, "logits: a NaN or infinity in row " + text(b));
+    if (bad) refuse(MJL_ERROR_NON_FINITE, "logits: a NaN or infinity in the logits of row " + text(b));
     std::fill(row + real, row + length * V, 0.0f);
   }
 }
@@ -235,22 +237,22 @@ void Session::next_tokens(const int32_t* ids, int64_t rows, int64_t length, cons
   lengths = take_request(ids, rows, length, lengths);
   if (out == nullptr) refuse(MJL_ERROR_ARGUMENT, "out_tokens is NULL");
   const Tensor room = model_.next().weights.flat;
-  std::vector<int32_t> found(static_cast<size_t>(rows));
-  std::vector<float> row(static_cast<size_t>(V));
+  tokens_.resize(size_t(rows));
+  row_.resize(size_t(V));
   for_row_blocks(rows, length, lengths, [&](int64_t first, int64_t block) {
     for (int64_t b = 0; b < block; ++b) {
       const int64_t last = b * length + (lengths ? lengths[first + b] : length) - 1;
       backend_->logits({model_.x_out.data + last * D, 1, D}, model_.now().weights.lm_head, {room.data, 1, V});
       finish("next_tokens");
-      backend_->download(row.data(), room.data, uint64_t(V) * sizeof(float));
-      for (const float logit : row)
+      backend_->download(row_.data(), room.data, uint64_t(V) * sizeof(float));
+      for (const float logit : row_)
         if (!scalar::is_finite(logit))
           refuse(MJL_ERROR_NON_FINITE, "next_tokens: a NaN or infinity in the logits of row " + text(first + b));
-      found[size_t(first + b)] =
-          int32_t(std::max_element(row.begin(), row.end()) - row.begin());  // the first of equals
+      tokens_[size_t(first + b)] =
+          int32_t(std::max_element(row_.begin(), row_.end()) - row_.begin());  // the first of equals
     }
   });
-  std::copy(found.begin(), found.end(), out);
+  std::copy(tokens_.begin(), tokens_.end(), out);
 }
 
 void Session::export_state(float* parameters, float* m, float* v, uint64_t count, int64_t* completed_steps) {
@@ -279,12 +281,16 @@ void Session::export_gradients(float* out, uint64_t count) {
 }
 
 void Session::upload_state(int which, const HostState& host) {
+  static const float kZeros[4096] = {};
   const State& state = model_.state[which];
-  const uint64_t bytes = host.count * sizeof(float);
-  const std::vector<float> zeros(host.m == nullptr ? host.count : 0, 0.0f);
-  backend_->upload(state.weights.flat.data, host.parameters, bytes);
-  backend_->upload(state.m.data, host.m ? host.m : zeros.data(), bytes);
-  backend_->upload(state.v.data, host.v ? host.v : zeros.data(), bytes);
+  const auto upload = [&](float* to, const float* from) {
+    if (from) return backend_->upload(to, from, host.count * sizeof(float));
+    for (uint64_t i = 0; i < host.count; i += std::size(kZeros))
+      backend_->upload(to + i, kZeros, std::min<uint64_t>(std::size(kZeros), host.count - i) * sizeof(float));
+  };
+  upload(state.weights.flat.data, host.parameters);
+  upload(state.m.data, host.m);
+  upload(state.v.data, host.v);
 }
 
 void Session::load_state(const AdamW* adamw, const HostState& state) {

@@ -8,21 +8,15 @@
 
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "error.h"
 #include "model/model.h"
 #include "mojolearn.h"
 #include "optim/adamw.h"
 
 namespace mjl {
-
-// What the entry points turn into a status.
-struct Error : std::runtime_error {
-  Error(mjl_status code, const std::string& what) : std::runtime_error(what), status(code) {}
-  mjl_status status;
-};
 
 // A state in the host's memory. m and v null: zero.
 struct HostState {
@@ -68,8 +62,10 @@ class Session {
   int64_t completed_steps_ = 0;
   bool has_gradients_ = false;
   pid_t process_;
-  std::vector<int32_t> ids_, lengths_;  // copies of the caller's, who may be writing to his
-  std::mutex mutex_;                    // calls queue
+  // Copies of the caller's, who may be writing to his, and results on their way out; reused from call to call.
+  std::vector<int32_t> ids_, lengths_, tokens_;
+  std::vector<float> row_;
+  std::mutex mutex_;  // calls queue
 };
 
 }  // namespace mjl
