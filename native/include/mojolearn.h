@@ -9,7 +9,8 @@
  *     was wrong.
  *   - Outputs come last and are untouched when a call fails (mjl_session_logits says where it differs).
  *   - A struct passed by pointer starts with `struct_size`; set it to sizeof(the struct). Structs only ever grow at the
- *     end: a smaller one is read as far as it goes, a larger one is accepted if what this library does not know is zero.
+ *     end: a smaller one is read as far as it goes, a larger one is accepted if what this library does not know is
+ *     zero.
  *   - A session may be used from several threads: calls queue. A session must not be used in a forked child.
  *   - Releasing NULL does nothing. Handles may be released in any order.
  *   - No call changes the caller's floating-point mode, and none depends on it.

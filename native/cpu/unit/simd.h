@@ -205,8 +205,8 @@ MJL_INLINE bool any(Ints mask) {
 
 // x86 raises "denormal operand" for every subnormal that enters an operation and "underflow" for every result that was
 // tiny and rounded; an exact subnormal result is an operand of whatever comes next, flush() included. Arm raises "input
-// denormal" only while it flushes, and "underflow" then for every result that it flushes, so there the plain pass runs in
-// flush-to-zero mode. On both: no flag, no subnormal anywhere, and nothing that was flushed.
+// denormal" only while it flushes, and "underflow" then for every result that it flushes, so there the plain pass runs
+// in flush-to-zero mode. On both: no flag, no subnormal anywhere, and nothing that was flushed.
 #if defined(__x86_64__)
 MJL_INLINE void begin_plain() { _mm_setcsr(0x1f80); }
 MJL_INLINE bool end_plain() { return (_mm_getcsr() & 0x12) == 0; }
