@@ -34,7 +34,8 @@ Blocking blocking_of(int64_t k, Contraction rule) {
   return {leaf, leaves * leaf};
 }
 
-// kTileRows times kPanel sums over `depth` k. Element (r, k) of a is a[r * a_row + k * a_step]; b: [depth, kPanel], packed.
+// kTileRows times kPanel sums over `depth` k. Element (r, k) of a is a[r * a_row + k * a_step]; b is packed,
+// [depth, kPanel].
 template <class A>
 MJL_INLINE void tile(const float* __restrict a, int64_t a_row, int64_t a_step, const float* __restrict b, int64_t depth,
                      int64_t leaf, const float* start, float* __restrict out) {
@@ -92,8 +93,8 @@ struct Part {
   int64_t first_task;
 };
 
-// Rows [row, row + rows) of a term's left-hand side over [k, k + depth). Whole tiles of rows that are contiguous in k are
-// read where they are; the others are packed, each [depth, kTileRows].
+// Rows [row, row + rows) of a term's left-hand side over [k, k + depth). Whole tiles of rows that are contiguous in k
+// are read where they are; the others are packed, each [depth, kTileRows].
 struct Left {
   const float* rows;
   int64_t row_stride, in_place;  // the first tile that is packed

@@ -63,8 +63,8 @@ MJL_INLINE RowHook row_hook(const Body& body) {
   return {[](const void* context, Rows rows) { (*static_cast<const Body*>(context))(rows); }, &body};
 }
 
-// The products must not depend on each other. With hooks, all have the same rows; `before` prepares rows of their left-hand
-// sides, `after` finds the rows of all results complete.
+// The products must not depend on each other. With hooks, all have the same rows; `before` prepares rows of their
+// left-hand sides, `after` finds the rows of all results complete.
 void multiply(const GemmSpace& space, const Product* products, int count, RowHook before = {}, RowHook after = {});
 
 // Space for contractions of at most k; `longest_terms` is the largest sum of k over the terms of one product.
