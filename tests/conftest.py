@@ -2,10 +2,14 @@
 """What the tests of the Python package share."""
 
 import os
+import signal
 import subprocess
 import sys
 
 import pytest
+
+# Whoever started the tests in the background had them ignore Ctrl-C, and processes inherit that; the tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
