@@ -22,7 +22,7 @@ echo "this processor: $digest, Arm: $arm_digest"
 [ "$digest" = "$arm_digest" ]
 
 compile aarch64-linux-gnu-gcc "$arm" tests/native/replay.c build/replay-aarch64
-.venv/bin/python tests/replay.py "${emulator[@]}" build/replay-aarch64
+.venv/bin/python tests/replay.py --work 3e7 "${emulator[@]}" build/replay-aarch64
 
 aarch64-linux-gnu-g++ -std=c++17 -O2 -ffp-contract=off -fPIC -shared tests/native/reference.cpp -o build/libreference-aarch64.so
 aarch64-linux-gnu-g++ -std=c++17 -O2 -Wall -Wextra -Werror tests/native/compare.cpp -o build/compare-aarch64

@@ -20,5 +20,11 @@ sanitized address,undefined "asan ubsan" tests/test_abi.py tests/test_abi_errors
   -k "not out_of_memory"
 
 # Left out: tests that fork, and one that counts threads, since the sanitizer has one of its own.
-MOJOLEARN_THREADS=3 sanitized thread tsan tests/test_abi.py tests/test_faults.py tests/test_training_step.py \
-  tests/test_surroundings.py -k "(abi or faults or training_step or thread) and not fork and not threads_end_with"
+MOJOLEARN_THREADS=3 sanitized thread tsan tests/test_abi.py tests/test_faults.py tests/test_surroundings.py \
+  -k "(abi or faults or thread) and not fork and not threads_end_with"
+
+# Models large enough for their work to be shared.
+lib=build/native/release-thread/lib
+gcc -std=c99 -O1 -g -fsanitize=thread -I "$lib" tests/native/replay.c -L "$lib" -lmojolearn -Wl,-rpath,"$PWD/$lib" \
+  -o build/replay-thread
+MOJOLEARN_THREADS=3 .venv/bin/python tests/replay.py --work 1e9 build/replay-thread

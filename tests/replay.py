@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replays recorded vectors by a program built from tests/native/replay.c, which may be for another processor.
 
-    python tests/replay.py qemu-aarch64 -L /usr/aarch64-linux-gnu build/replay
+    python tests/replay.py --work 3e7 qemu-aarch64 -L /usr/aarch64-linux-gnu build/replay
 
-runs every vector that is small enough for an emulator and prints how many passed.
+runs every vector of at most so much work and prints how many passed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from vector_cases import batches, hex_bits, ragged_lengths, sha256, untrained
 
 VECTORS = Path(__file__).resolve().parent / "vectors"
 FILES = ("language_model_edge.json", "language_model.json", "language_model_chunked.json")
-MOST_WORK = 3e7  # tokens times parameters of a case that an emulator runs within a second or so
 
 
 def replay(command: list[str], case: dict[str, Any], directory: Path) -> dict[str, Any]:
@@ -70,16 +70,20 @@ def replay(command: list[str], case: dict[str, Any], directory: Path) -> dict[st
     return out
 
 
-def main(command: list[str]) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=float, default=1e9, help="most tokens times parameters of all steps of a case")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the program, to which two file names are added")
+    arguments = parser.parse_args()
     passed, failed, started = 0, 0, time.perf_counter()
     with tempfile.TemporaryDirectory() as directory:
         for name in FILES:
             for index, vector in enumerate(json.loads((VECTORS / name).read_text("utf-8"))["vectors"]):
                 case, expected = vector["case"], vector["expected"]
                 batch, length, *_ = case["shape"]
-                if batch * length * expected["n_total"] * (case["steps"] + 1) > MOST_WORK:
+                if batch * length * expected["n_total"] * (case["steps"] + 1) > arguments.work:
                     continue
-                answer = replay(command, case, Path(directory))
+                answer = replay(arguments.command, case, Path(directory))
                 wrong = [key for key in answer if answer[key] != expected[key]]
                 passed, failed = passed + (not wrong), failed + bool(wrong)
                 if wrong:
@@ -89,4 +93,4 @@ def main(command: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
