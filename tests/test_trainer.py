@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models import SCHEDULE, SMALL, batches, bits, shapes, trainer, weights
@@ -176,7 +176,16 @@ def test_neither_residence_nor_the_kind_of_result_matters(shape, seed):
         assert bits(stateless.train_step(batch)["gradients"]) == wanted["gradients"]
 
 
+# Small models run on one thread whatever there are: these are large enough for their work to be shared.
+SHARED = [
+    LanguageModelConfig(4, 67, 120, 6, 3, 20, 390, 1, 333, chunked_lm_head_v2=chunked) for chunked in (False, True)
+]
+
+
 @few
+@example(SHARED[0], 1, 2)
+@example(SHARED[1], 2, 3)
+@example(SHARED[0], 3, 5)
 @given(shapes(), st.integers(0, 99), st.integers(2, 5))
 def test_the_number_of_threads_does_not_matter(shape, seed, threads):
     ids = batches(2, shape, seed)
