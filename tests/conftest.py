@@ -28,3 +28,14 @@ def run_python():
         return done.stdout
 
     return run
+
+
+@pytest.fixture
+def session():
+    """A handle of the C ABI: a session that was just opened."""
+    import abi  # loads the library, which tests that need none should not wait for
+
+    status, handle = abi.open_session()
+    assert status == abi.OK, abi.last_error()
+    yield handle
+    abi.lib.mjl_session_close(handle)

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,6 @@ from abi import (
     step,
     struct,
 )
-
-
-@pytest.fixture
-def session() -> Iterator[Any]:
-    status, handle = open_session()
-    assert status == OK, last_error()
-    yield handle
-    lib.mjl_session_close(handle)
-
 
 # ---- The header and what identifies the library ----
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,6 @@ from abi import (
     step,
     struct,
 )
-
-
-@pytest.fixture
-def session() -> Iterator[Any]:
-    status, handle = open_session()
-    assert status == OK, last_error()
-    yield handle
-    lib.mjl_session_close(handle)
-
 
 # ---- Arguments ----
 

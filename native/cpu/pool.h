@@ -31,8 +31,8 @@ class Pool {
   static bool worth_sharing(int64_t cycles) { return cycles >= 200'000; }
 
   // Runs body(context, task, thread) for every task in [0, count) and returns when all are done; alone if the `cycles`
-  // of all tasks together are too few to share. Polls now and then
-  // from the calling thread; once cancelled, this and later loops skip their tasks until clear_cancelled().
+  // of all tasks together are too few to share. Polls now and then from the calling thread; once cancelled, this and
+  // later loops skip their tasks until clear_cancelled().
   void run(int64_t count, int64_t cycles, Body body, void* context);
 
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }

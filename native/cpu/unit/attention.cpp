@@ -153,7 +153,7 @@ void CpuBackend::find_bounded(Tokens tokens, Heads heads, Tensor q, Tensor k) {
       for (int64_t i = 0; i < length; ++i) {
         const float* const row = t.data + (b * L + i) * t.cols + head * HD;
         for_lanes(0, HD, [&](int64_t d, int lanes) {
-          const Floats x = lanes == kLanes ? raw_load(row + d) : raw_load(row + d, lanes);
+          const Floats x = Arith<false>::load(row + d, lanes);
           result = Arith<false>::max((Floats)((Ints)x & INT32_MAX), result);
         });
       }

@@ -87,7 +87,7 @@ void pack(const float* from, int64_t stride_i, int64_t stride_k, int64_t count, 
           Floats square[kLanes];
           for (int i = 0; i < kLanes; ++i) {
             const float* const row = from + (first + i) * stride_i + k;
-            square[i] = first + i >= count ? Floats{} : rest == kLanes ? raw_load(row) : raw_load(row, int(rest));
+            square[i] = first + i >= count ? Floats{} : Arith<false>::load(row, int(rest));
           }
           transpose(square);
           for (int64_t i = 0; i < rest; ++i) raw_store(to + (k + i) * kWidth + first, square[i]);
